@@ -1,1 +1,20 @@
-"""TODO"""
+"""Per-token comparison of train and rollout log-probs: metrics, grid, files, offline analysis. Needs no torch."""
+
+from __future__ import annotations
+
+from logparity.probe.config import ProbeConfig
+from logparity.probe.hook import TokenProbe
+from logparity.probe.pairs import TokenPairs
+from logparity.probe.rollout_store import StoredRollout, read_rollouts, write_rollouts
+from logparity.probe.verl_api import calculate_debug_metrics, calculate_token_level_prob_diff
+
+__all__ = [
+    "ProbeConfig",
+    "StoredRollout",
+    "TokenPairs",
+    "TokenProbe",
+    "calculate_debug_metrics",
+    "calculate_token_level_prob_diff",
+    "read_rollouts",
+    "write_rollouts",
+]

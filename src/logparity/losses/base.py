@@ -12,8 +12,22 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
+from logparity.errors import InputError
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class SequenceSum(Protocol):
+    """Adds per-sequence numbers over the ranks that share the sequences (context parallelism).
+
+    Every rank of the group calls it the same number of times, also one that owns no token. No gradient flows through
+    it: losses are written so that none has to.
+    """
+
+    def __call__(self, per_sequence: Tensor) -> Tensor:
+        """The sum over the ranks of a ``[K, S]`` tensor, on every rank."""
+        ...
 
 
 class LogitPrecision(Enum):
@@ -47,6 +61,10 @@ class TokenTensors:
         ref_log_probs: float32, nats: the frozen reference policy.
         rollout_log_probs: float32, nats: what the rollout engine reported.
         entropy: float32, nats, of the full vocabulary.
+        sequence_sum: adds per-sequence numbers over the ranks that hold parts of these sequences; None where each
+            sequence is whole on this rank.
+        keys: ``num_sequences`` sample keys, named in errors.
+        positions: int64 ``[N]``: index of each token in its response, named in errors.
     """
 
     log_probs: Tensor
@@ -58,6 +76,9 @@ class TokenTensors:
     ref_log_probs: Tensor | None = None
     rollout_log_probs: Tensor | None = None
     entropy: Tensor | None = None
+    sequence_sum: SequenceSum | None = None
+    keys: tuple[str, ...] | None = None
+    positions: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +88,22 @@ class Denominators:
     Args:
         tokens: active tokens.
         sequences: sequences with at least one active token.
+        mean_weight: mean off-policy correction weight, for a correction with ``batch_normalise``.
+
+    Raises:
+        InputError: a count is negative, or there are more sequences than tokens.
     """
 
     tokens: int
     sequences: int
+    mean_weight: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.sequences <= self.tokens:
+            raise InputError(
+                f"Denominators: expected 0 <= sequences <= tokens, got {self.sequences} sequences and {self.tokens} "
+                "tokens. Count active tokens, and sequences with at least one active token, over the whole step."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +150,11 @@ class Objective(Protocol):
     @property
     def entropy(self) -> EntropyMode:
         """Whether it needs the entropy."""
+        ...
+
+    @property
+    def temperature(self) -> float | None:
+        """The temperature its log-probs must be taken at; None for the one each sequence was sampled with."""
         ...
 
     def __call__(self, tokens: TokenTensors, denominators: Denominators) -> tuple[Tensor, Metrics]:

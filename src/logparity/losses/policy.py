@@ -1,0 +1,138 @@
+"""The policy objective: a surrogate, a KL term, and an entropy bonus, reduced together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from logparity.errors import InputError
+from logparity.losses.base import Denominators, EntropyMode, LogitPrecision, Metrics, Ratio, TokenTensors
+from logparity.losses.cispo import CISPOConfig, cispo_loss
+from logparity.losses.clip import ClipConfig, clip_loss
+from logparity.losses.entropy import EntropyConfig, entropy_loss
+from logparity.losses.gspo import GSPOConfig, gspo_loss
+from logparity.losses.kl import KLConfig, kl_loss
+from logparity.losses.reduce import ReductionConfig, reduce_tokens
+from logparity.losses.reinforce import ReinforceConfig, reinforce_loss
+from logparity.losses.select import as_mask, finite_tokens, mean_over, require_same_length
+from logparity.losses.sequences import Sequences, require_sequence_ids
+
+SurrogateConfig = ClipConfig | GSPOConfig | CISPOConfig | ReinforceConfig
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyObjective:
+    """``surrogate + kl.coefficient * KL - entropy.coefficient * entropy``, an `Objective`.
+
+    Args:
+        surrogate: which policy-gradient loss, with its bounds.
+        kl: KL term against the reference policy; left out, with the need for a reference, at coefficient 0.
+        entropy: entropy bonus; left out at coefficient 0.
+        reduction: how tokens become one number.
+        strict: raise `NonFiniteError` on the first NaN or infinity on an active token, which waits for the device;
+            otherwise such tokens are left out of the numerators and counted in ``policy/nonfinite_fraction``.
+    """
+
+    surrogate: SurrogateConfig = field(default_factory=ClipConfig)
+    kl: KLConfig = field(default_factory=KLConfig)
+    entropy_bonus: EntropyConfig = field(default_factory=EntropyConfig)
+    reduction: ReductionConfig = field(default_factory=ReductionConfig)
+    strict: bool = False
+
+    @property
+    def precision(self) -> LogitPrecision:
+        """Model precision: only log-probs are read."""
+        return LogitPrecision.MODEL
+
+    @property
+    def entropy(self) -> EntropyMode:
+        """What the entropy bonus needs."""
+        return self.entropy_bonus.mode
+
+    @property
+    def temperature(self) -> float | None:
+        """None: the temperature each sequence was sampled with."""
+        return None
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Fields of `TokenTensors` that must be given, besides the mask and the sequence ids."""
+        names = {"log_probs", "advantages"}
+        if not isinstance(self.surrogate, ReinforceConfig) or (self.kl.coefficient and self.kl.unbiased):
+            names.add("old_log_probs")
+        if self.kl.coefficient:
+            names.add("ref_log_probs")
+        if self.entropy_bonus.coefficient:
+            names.add("entropy")
+        return frozenset(names)
+
+    def __call__(self, tokens: TokenTensors, denominators: Denominators) -> tuple[Tensor, Metrics]:
+        """This micro-batch's share of the loss, and its metrics.
+
+        Args:
+            tokens: the micro-batch.
+            denominators: counts over the whole step.
+
+        Returns:
+            Scalar loss with gradient, and detached metrics. A micro-batch without active tokens gives 0 with a
+            gradient link.
+
+        Raises:
+            InputError: a tensor the loss reads is missing, has another length, or the mask is not 0/1.
+            NonFiniteError: strict, and an active token is not finite.
+        """
+        mask = as_mask(tokens.mask)
+        self._require(tokens)
+        sequences = Sequences.of(tokens)
+        active = finite_tokens(tokens, mask, tuple(sorted(self.reads)), strict=self.strict)
+        metrics: dict[str, Ratio] = {"policy/nonfinite_fraction": mean_over(~active, mask)}
+        losses, terms = self._token_losses(tokens, active, sequences, metrics)
+        loss, metrics["loss"] = reduce_tokens(losses, mask, sequences, denominators, self.reduction)
+        for name, term in terms.items():
+            metrics[f"loss/{name}"] = reduce_tokens(term.detach(), mask, sequences, denominators, self.reduction)[1]
+        return loss, metrics
+
+    def _token_losses(
+        self, tokens: TokenTensors, active: Tensor, sequences: Sequences, metrics: dict[str, Ratio]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        losses, found = self._surrogate(tokens, active, sequences)
+        metrics.update(found)
+        terms = {"surrogate": losses}
+        if self.kl.coefficient and tokens.ref_log_probs is not None:
+            kl, found = kl_loss(
+                tokens.log_probs, tokens.ref_log_probs, active, self.kl, old_log_probs=tokens.old_log_probs
+            )
+            metrics.update(found)
+            terms["kl"] = self.kl.coefficient * kl
+        if tokens.entropy is not None and self.entropy is not EntropyMode.NONE:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and self.entropy is EntropyMode.GRAD):
+                bonus, found = entropy_loss(tokens.entropy, active)
+            metrics.update(found)
+            if self.entropy is EntropyMode.GRAD:
+                terms["entropy"] = self.entropy_bonus.coefficient * bonus
+        return torch.stack(tuple(terms.values())).sum(0) if len(terms) > 1 else losses, terms
+
+    def _surrogate(self, tokens: TokenTensors, active: Tensor, sequences: Sequences) -> tuple[Tensor, Metrics]:
+        config, advantages, old = self.surrogate, _given(tokens, "advantages"), tokens.old_log_probs
+        if isinstance(config, ReinforceConfig):
+            return reinforce_loss(tokens.log_probs, advantages, active)
+        old = _given(tokens, "old_log_probs")
+        if isinstance(config, GSPOConfig):
+            return gspo_loss(tokens.log_probs, old, advantages, active, sequences, config)
+        if isinstance(config, CISPOConfig):
+            return cispo_loss(tokens.log_probs, old, advantages, active, config)
+        return clip_loss(tokens.log_probs, old, advantages, active, config)
+
+    def _require(self, tokens: TokenTensors) -> None:
+        read = {name: _given(tokens, name) for name in sorted(self.reads, key=lambda name: name != "log_probs")}
+        require_same_length(**read, mask=tokens.mask, sequence_ids=tokens.sequence_ids)
+        require_sequence_ids(tokens)
+
+
+def _given(tokens: TokenTensors, name: str) -> Tensor:
+    values: Tensor | None = getattr(tokens, name)
+    if values is None:
+        raise InputError(f"{name}: expected a tensor [{tokens.log_probs.numel()}], which this loss reads, got none.")
+    return values

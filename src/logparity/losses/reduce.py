@@ -1,0 +1,110 @@
+"""Turn losses per token into one number: numerators local, denominators global.
+
+Each reduction is a sum over tokens divided by a count over the whole step, so that the losses (and gradients) of
+micro-batches and ranks simply add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from logparity.errors import ConfigError
+from logparity.losses.base import Denominators, Ratio, TokenTensors
+from logparity.losses.select import as_mask
+from logparity.losses.sequences import Sequences
+
+
+class Reduction(str, Enum):
+    """How the losses of tokens become the loss of a step; ``n_s`` active tokens in sequence ``s``."""
+
+    TOKEN_MEAN = "token_mean"
+    """``sum_t l_t / tokens``: every token weighs the same (DAPO, arXiv:2503.14476, eq. 8)."""
+    SEQUENCE_MEAN_TOKEN_MEAN = "sequence_mean_token_mean"
+    """``sum_s (sum_t l_t / n_s) / sequences``: every sequence weighs the same (GRPO, arXiv:2402.03300, eq. 3)."""
+    SEQUENCE_MEAN_TOKEN_SUM = "sequence_mean_token_sum"
+    """``sum_t l_t / sequences``: the policy gradient of a mean over sequences."""
+    FIXED_LENGTH = "fixed_length"
+    """``sum_t l_t / (sequences * length)``: no length bias (Dr. GRPO, arXiv:2503.20783, section 3.1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionConfig:
+    """A reduction and, for `Reduction.FIXED_LENGTH`, its length.
+
+    Args:
+        kind: which reduction.
+        length: tokens each sequence is divided by, e.g. the longest response allowed; only with ``FIXED_LENGTH``.
+
+    Raises:
+        ConfigError: the length is missing, not positive, or given where it has no effect.
+    """
+
+    kind: Reduction = Reduction.TOKEN_MEAN
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", Reduction(self.kind))
+        if self.kind is Reduction.FIXED_LENGTH and (self.length is None or self.length < 1):
+            raise ConfigError(f"length: expected an integer >= 1 for {self.kind.value}, got {self.length}.")
+        if self.kind is not Reduction.FIXED_LENGTH and self.length is not None:
+            raise ConfigError(
+                f"length: expected none for {self.kind.value}, where it has no effect, got {self.length}."
+            )
+
+
+def reduce_tokens(
+    losses: Tensor, mask: Tensor, sequences: Sequences, denominators: Denominators, config: ReductionConfig
+) -> tuple[Tensor, Ratio]:
+    """Reduce per-token losses to this micro-batch's share of the step's loss.
+
+    Args:
+        losses: ``[N]``, nats, 0 on tokens that do not count.
+        mask: bool ``[N]``: the tokens that were counted for the denominators, rejected ones included.
+        sequences: which sequence each token belongs to.
+        denominators: counts over the whole step.
+        config: which reduction.
+
+    Returns:
+        The share of the loss, a scalar in the dtype of ``losses`` with gradient (0 with a gradient link where nothing
+        is active), and the same as a detached `Ratio` whose parts merge to the loss of the step. Sums in float64.
+    """
+    if config.kind is Reduction.TOKEN_MEAN:
+        total, count = losses.sum(dtype=torch.float64), mask.sum().double()
+        return _finish(total, denominators.tokens, count, losses.dtype)
+    share = _sequence_share(mask, sequences)
+    weighted = losses.double() * share if config.kind is Reduction.SEQUENCE_MEAN_TOKEN_MEAN else losses.double()
+    length = config.length or 1
+    return _finish(weighted.sum(), denominators.sequences * length, share.sum() * length, losses.dtype)
+
+
+def count_denominators(micro_batches: Iterable[TokenTensors]) -> Denominators:
+    """Count a step's active tokens and sequences over micro-batches whose sequences are whole.
+
+    Args:
+        micro_batches: all of the step, of all ranks.
+
+    Returns:
+        The denominators of the step.
+    """
+    tokens = sequences = 0
+    for part in micro_batches:
+        mask = as_mask(part.mask)
+        tokens += int(mask.sum())
+        sequences += int(torch.unique(part.sequence_ids[mask]).numel())
+    return Denominators(tokens, sequences)
+
+
+def _sequence_share(mask: Tensor, sequences: Sequences) -> Tensor:
+    """``1 / n_s`` on active tokens: sums to the number of sequences, also where a sequence lies on several ranks."""
+    lengths = sequences.sums(mask)[0].clamp(min=1)
+    return torch.where(mask, 1 / sequences.spread(lengths), 0.0)
+
+
+def _finish(total: Tensor, denominator: int, count: Tensor, dtype: torch.dtype) -> tuple[Tensor, Ratio]:
+    loss = total / max(denominator, 1)
+    return loss.to(dtype), Ratio(total.detach(), count)

@@ -1,0 +1,92 @@
+"""Per-sequence sums of flat token tensors, also where a sequence lies on several ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from logparity.errors import InputError
+from logparity.losses.base import SequenceSum, TokenTensors
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Which sequence each of ``N`` tokens belongs to.
+
+    Args:
+        ids: int64 ``[N]`` in ``[0, count)``.
+        count: number of sequences ``S``.
+        across: adds over the ranks that share the sequences; None where they are whole here.
+    """
+
+    ids: Tensor
+    count: int
+    across: SequenceSum | None = None
+
+    @classmethod
+    def of(cls, tokens: TokenTensors) -> Sequences:
+        """The sequences of a micro-batch."""
+        return cls(tokens.sequence_ids, tokens.num_sequences, tokens.sequence_sum)
+
+    def sums(self, *values: Tensor) -> Tensor:
+        """Sum ``K`` token tensors within each sequence, over all ranks that share it, without gradient.
+
+        Args:
+            *values: ``K`` tensors ``[N]``, 0 on inactive tokens.
+
+        Returns:
+            float64 ``[K, S]``. One exchange of that many numbers where sequences are shared.
+        """
+        stacked = torch.stack([value.detach().double() for value in values])
+        local = stacked.new_zeros(len(values), self.count).index_add_(1, self.ids, stacked)
+        return local if self.across is None else self.across(local)
+
+    def spread(self, per_sequence: Tensor) -> Tensor:
+        """Give each token the number of its sequence: ``[S]`` to ``[N]``."""
+        return per_sequence[self.ids]
+
+
+class GroupSum:
+    """Adds per-sequence numbers over a process group with one all-reduce.
+
+    Args:
+        group: the ranks that share sequences, e.g. the context-parallel group.
+    """
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+
+    def __call__(self, per_sequence: Tensor) -> Tensor:
+        """The sum over the group, on every rank."""
+        total = per_sequence.detach().clone()
+        dist.all_reduce(total, group=self._group)
+        return total
+
+
+def require_sequence_ids(tokens: TokenTensors) -> None:
+    """Check that sequence ids fit the number of sequences.
+
+    Args:
+        tokens: the micro-batch; values are looked at on the CPU only, where that costs no wait.
+
+    Raises:
+        InputError: an id is out of range, or ``keys`` has another length.
+    """
+    if tokens.keys is not None and len(tokens.keys) != tokens.num_sequences:
+        raise InputError(f"keys: expected {tokens.num_sequences} entries, one per sequence, got {len(tokens.keys)}.")
+    ids = tokens.sequence_ids
+    if ids.numel() == 0 or ids.device.type != "cpu":
+        return
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= tokens.num_sequences:
+        raise InputError(
+            f"sequence_ids: expected values in [0, {tokens.num_sequences}), got {low} to {high}. "
+            "Number the sequences of this micro-batch from 0."
+        )

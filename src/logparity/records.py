@@ -179,6 +179,10 @@ class TokenBatch:
         """Number of sequences ``B``."""
         return len(self.keys)
 
+    def at_temperature(self, temperature: float) -> TokenBatch:
+        """The same sequences, every one at ``temperature``."""
+        return replace(self, temperature=np.full(len(self), temperature, dtype=np.float32))
+
     @property
     def active_tokens(self) -> int:
         """Number of tokens with mask 1 over the batch."""

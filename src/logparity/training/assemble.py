@@ -1,0 +1,162 @@
+"""From a configuration to the parts of a run: engine, actor, tokenizer, prompts, reward, probe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from logparity.actors import HFActor, OptimizerSettings
+from logparity.actors.base import Actor
+from logparity.errors import ConfigError
+from logparity.models import check_model_folder, prepare_smollm2
+from logparity.probe import ProbeConfig, TokenProbe
+from logparity.records import Rollout, SamplingSettings
+from logparity.rollout import HFRolloutEngine
+from logparity.rollout.base import RolloutEngine
+from logparity.training.algorithm import objective_of
+from logparity.training.config import EMBEDDED_MODEL, TaskConfig, TrainConfig
+from logparity.training.rewards import Reward, find_reward
+from logparity.training.tasks import Prompt, arithmetic_prompts, digits_prompts, read_prompts
+from logparity.training.text import Codec
+from logparity.training.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a step works with.
+
+    Args:
+        engine: samples responses.
+        actor: scores and trains.
+        codec: text to ids and back.
+        prompts: the prompt set.
+        reward: scores a response.
+        sampling: how tokens are drawn.
+        probe: compares both sides; None when switched off.
+    """
+
+    engine: RolloutEngine
+    actor: Actor
+    codec: Codec
+    prompts: tuple[Prompt, ...]
+    reward: Reward
+    sampling: SamplingSettings
+    probe: TokenProbe | None
+
+    def with_text(self, rollout: Rollout) -> Rollout:
+        """The rollout with its response decoded."""
+        return replace(rollout, text=self.codec.decode(rollout.response_ids))
+
+
+def assemble(config: TrainConfig, view: View) -> Parts:
+    """Build every part; cheap checks come before anything heavy is loaded.
+
+    Args:
+        config: resolved configuration.
+        view: told what takes long.
+
+    Returns:
+        The parts, ready for the first step.
+
+    Raises:
+        LogparityError: a prompt set, reward, or model cannot be used, or prompts and responses do not fit the model.
+    """
+    prompts = prompt_set(config.task, config.run.seed)
+    reward = find_reward(config.reward)
+    folder = _model_folder(config.model, view)
+    checked = check_model_folder(folder)
+    codec = Codec(folder)
+    _require_context(prompts, codec, config.rollout.max_new_tokens, checked.context_length)
+    stop = tuple(dict.fromkeys((*checked.stop_token_ids, *codec.stop_token_ids)))
+    view.message(f"loading {folder}")
+    return Parts(
+        engine=HFRolloutEngine(
+            folder,
+            dtype=config.rollout.dtype,
+            log_prob_mode=config.rollout.log_prob_mode,
+            batch_size=config.rollout.batch_size,
+        ),
+        actor=_actor(config, folder),
+        codec=codec,
+        prompts=prompts,
+        reward=reward,
+        sampling=SamplingSettings(
+            temperature=config.rollout.temperature,
+            top_p=config.rollout.top_p,
+            top_k=config.rollout.top_k,
+            min_p=config.rollout.min_p,
+            max_new_tokens=config.rollout.max_new_tokens,
+            stop_token_ids=stop,
+        ),
+        probe=_probe(config),
+    )
+
+
+def prompt_set(config: TaskConfig, seed: int) -> tuple[Prompt, ...]:
+    """The prompts that a configuration names.
+
+    Args:
+        config: embedded set or file.
+        seed: run seed; decides generated prompts.
+
+    Returns:
+        At least one prompt.
+
+    Raises:
+        ConfigError: the file is missing, empty, or malformed.
+    """
+    if config.file is not None:
+        return read_prompts(config.file)
+    return digits_prompts() if config.name == "digits" else arithmetic_prompts(config.size, seed)
+
+
+def _model_folder(model: str, view: View) -> Path:
+    if model != EMBEDDED_MODEL:
+        return Path(model)
+    view.message("preparing the embedded model (once per machine)")
+    return prepare_smollm2()
+
+
+def _require_context(prompts: tuple[Prompt, ...], codec: Codec, new_tokens: int, context: int | None) -> None:
+    if context is None:
+        return
+    longest = max(prompts, key=lambda prompt: len(codec.encode(prompt.text)))
+    length = len(codec.encode(longest.text))
+    if length + new_tokens > context:
+        raise ConfigError(
+            f"rollout.max_new_tokens = {new_tokens}: prompt {longest.key!r} has {length} tokens and the model's context "
+            f"is {context}. Set rollout.max_new_tokens to at most {max(context - length, 0)}, or shorten the prompt."
+        )
+
+
+def _actor(config: TrainConfig, folder: Path) -> HFActor:
+    optimizer = OptimizerSettings(
+        learning_rate=config.optimizer.learning_rate,
+        warmup_steps=config.optimizer.warmup_steps,
+        betas=(config.optimizer.beta1, config.optimizer.beta2),
+        eps=config.optimizer.eps,
+        weight_decay=config.optimizer.weight_decay,
+        max_grad_norm=config.optimizer.max_grad_norm,
+    )
+    return HFActor(
+        folder,
+        objective_of(config.algorithm),
+        optimizer,
+        dtype=config.actor.dtype,
+        micro_batch_tokens=config.actor.micro_batch_tokens,
+        gradient_checkpointing=config.actor.gradient_checkpointing,
+        reference=config.algorithm.kl_coefficient > 0,
+    )
+
+
+def _probe(config: TrainConfig) -> TokenProbe | None:
+    if not config.probe.enabled:
+        return None
+    return TokenProbe(
+        ProbeConfig(
+            enabled=True,
+            save_dir=config.probe.save_dir,
+            token_max_print=config.probe.token_max_print,
+            sample_max_print=config.probe.sample_max_print,
+        )
+    )

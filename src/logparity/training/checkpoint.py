@@ -1,0 +1,81 @@
+"""Checkpoints of a run: written whole or not at all, the newest few kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from logparity.actors.base import Actor
+from logparity.errors import RunFolderError
+
+_STATE = "loop.json"
+
+
+def save_checkpoint(folder: Path, step: int, actor: Actor, keep: int) -> Path:
+    """Write a checkpoint beside the others, then drop the oldest.
+
+    Args:
+        folder: where checkpoints lie.
+        step: last finished step.
+        actor: writes its own state.
+        keep: newest checkpoints kept, >= 1.
+
+    Returns:
+        The new checkpoint's folder.
+
+    Raises:
+        RunFolderError: the disk is full or the folder cannot be written; earlier checkpoints are untouched.
+    """
+    target = folder / f"step_{step:06d}"
+    scratch = folder / f".step_{step:06d}.{os.getpid()}.tmp"
+    try:
+        _sweep(folder)
+        scratch.mkdir()
+        actor.save_checkpoint(scratch)
+        (scratch / _STATE).write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
+        if target.exists():
+            shutil.rmtree(target)
+        scratch.rename(target)
+    except OSError as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise RunFolderError(
+            f"Checkpoint {target}: cannot be written ({error.strerror or error}). "
+            "Free some space and pass --resume: earlier checkpoints are whole."
+        ) from error
+    for old in list_checkpoints(folder)[:-keep]:
+        shutil.rmtree(old)
+    return target
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Complete checkpoints, oldest first.
+
+    Args:
+        folder: where checkpoints lie.
+
+    Returns:
+        Their folders, by step.
+    """
+    return sorted(path.parent for path in folder.glob(f"step_*/{_STATE}"))
+
+
+def load_checkpoint(checkpoint: Path, actor: Actor) -> int:
+    """Restore an actor.
+
+    Args:
+        checkpoint: folder of one checkpoint.
+        actor: takes over the state.
+
+    Returns:
+        The last finished step.
+    """
+    actor.load_checkpoint(checkpoint)
+    return int(json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))["step"])
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a killed run left half-written."""
+    for leftover in folder.glob(".step_*.tmp"):
+        shutil.rmtree(leftover, ignore_errors=True)

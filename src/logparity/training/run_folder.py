@@ -1,0 +1,164 @@
+"""The folder of a run: who may write into it, and where each thing lies."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from logparity import __version__
+from logparity.errors import RunFolderError
+
+_MARK = "logparity_version"
+
+
+class Existing(Enum):
+    """What to do with a run folder that exists."""
+
+    REFUSE = "refuse"
+    RESUME = "resume"
+    OVERWRITE = "overwrite"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths inside a run folder.
+
+    Args:
+        root: the folder.
+    """
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        """Resolved configuration (JSON)."""
+        return self.root / "config.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object per step."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def rollouts(self) -> Path:
+        """Folder of the Parquet files, one per step."""
+        return self.root / "rollouts"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints, one folder each."""
+        return self.root / "checkpoints"
+
+    def rollouts_of(self, step: int) -> Path:
+        """Parquet file of one step's rollouts."""
+        return self.rollouts / f"step_{step:06d}.parquet"
+
+
+def open_run_folder(root: Path, config: dict[str, Any], existing: Existing) -> RunFolder:
+    """Create a run folder, or take an existing one as told; nothing is computed before this succeeds.
+
+    Args:
+        root: the folder.
+        config: resolved configuration, JSON-ready; kept in the folder and compared on resume.
+        existing: what to do where the folder exists and is not empty.
+
+    Returns:
+        The folder's paths.
+
+    Raises:
+        RunFolderError: the folder exists and may not be touched, is not a run folder, cannot be written, or was made
+            with another configuration.
+    """
+    run = RunFolder(root)
+    occupied = root.exists() and (not root.is_dir() or any(root.iterdir()))
+    if occupied:
+        _settle_existing(run, config, existing)
+    try:
+        for folder in (root, run.rollouts, run.checkpoints):
+            folder.mkdir(parents=True, exist_ok=True)
+        marked = {_MARK: __version__, **config}
+        write_atomically(run.config, json.dumps(marked, indent=2, sort_keys=True) + "\n")
+    except OSError as error:
+        raise RunFolderError(f"Run folder {root}: cannot be written ({error.strerror or error}). Set run.folder.") from None
+    return run
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old content or the new one, never a part.
+
+    Args:
+        path: the file.
+        text: its new content, written as UTF-8.
+    """
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with scratch.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _settle_existing(run: RunFolder, config: dict[str, Any], existing: Existing) -> None:
+    if existing is Existing.REFUSE:
+        raise RunFolderError(
+            f"Run folder {run.root} exists. Pass --resume to go on with it, --overwrite to replace it, or set run.folder."
+        )
+    earlier = _read_config(run)
+    if existing is Existing.OVERWRITE:
+        try:
+            shutil.rmtree(run.root)
+        except OSError as error:
+            raise RunFolderError(f"Run folder {run.root}: cannot be replaced ({error.strerror or error}).") from None
+    else:
+        _require_same_config(run, earlier, config)
+
+
+def _read_config(run: RunFolder) -> dict[str, Any]:
+    """The configuration of an earlier run; only a folder that has one is ever resumed or replaced."""
+    try:
+        earlier = json.loads(run.config.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        earlier = None
+    if not isinstance(earlier, dict) or _MARK not in earlier:
+        raise RunFolderError(
+            f"{run.root} exists but is not a run folder (no config.json of a logparity run): it is left alone. "
+            "Set run.folder."
+        )
+    return earlier
+
+
+def _require_same_config(run: RunFolder, earlier: dict[str, Any], config: dict[str, Any]) -> None:
+    """A resumed run may only be longer, keep more, or report differently: anything else changes its numbers."""
+    before, now = _flatten(earlier), _flatten(config)
+    changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key) and key not in _FREE_KEYS)
+    if changed:
+        key = changed[0]
+        raise RunFolderError(
+            f"Run folder {run.root} was made with another configuration: {key} was {before.get(key)!r}, now "
+            f"{now.get(key)!r} ({len(changed)} setting(s) differ). Resume with the settings it had, or use --overwrite."
+        )
+
+
+_FREE_KEYS = frozenset(
+    {
+        _MARK, "run.folder", "run.steps", "run.checkpoint_every", "run.keep_checkpoints", "run.report",
+        "tracking.tensorboard", "tracking.wandb", "tracking.wandb_project",
+    }
+)  # fmt: skip
+
+
+def _flatten(node: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(node, dict):
+        return {prefix[:-1]: node}
+    flat: dict[str, Any] = {}
+    for key, value in node.items():
+        flat |= _flatten(value, f"{prefix}{key}.")
+    return flat

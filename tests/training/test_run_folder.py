@@ -1,0 +1,73 @@
+"""A run folder is never harmed by mistake, and a metrics file survives a crash."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from logparity.errors import RunFolderError
+from logparity.training.run_folder import Existing, open_run_folder
+from logparity.training.tracking import JsonlTracker, Trackers
+
+CONFIG = {"run": {"steps": 3, "seed": 0}, "model": "m"}
+
+
+def test_an_existing_run_is_refused_resumed_or_replaced(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    run = open_run_folder(root, CONFIG, Existing.REFUSE)
+    run.metrics.write_text("x", encoding="utf-8")
+    with pytest.raises(RunFolderError, match="--resume.*--overwrite"):
+        open_run_folder(root, CONFIG, Existing.REFUSE)
+    open_run_folder(root, {**CONFIG, "run": {"steps": 9, "seed": 0}}, Existing.RESUME)
+    assert run.metrics.exists()
+    open_run_folder(root, CONFIG, Existing.OVERWRITE)
+    assert not run.metrics.exists()
+
+
+def test_resuming_with_other_numbers_is_refused(tmp_path: Path) -> None:
+    open_run_folder(tmp_path / "run", CONFIG, Existing.REFUSE)
+    with pytest.raises(RunFolderError, match=r"run\.seed was 0, now 1"):
+        open_run_folder(tmp_path / "run", {**CONFIG, "run": {"steps": 3, "seed": 1}}, Existing.RESUME)
+
+
+@pytest.mark.parametrize("existing", [Existing.OVERWRITE, Existing.RESUME])
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path, existing: Existing) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    (tmp_path / "model.safetensors").write_text("precious", encoding="utf-8")
+    with pytest.raises(RunFolderError, match="not a run folder"):
+        open_run_folder(tmp_path, CONFIG, existing)
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    with pytest.raises(RunFolderError, match=r"cannot be written.*Set run\.folder"):
+        open_run_folder(tmp_path / "file" / "run", CONFIG, Existing.REFUSE)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_parent_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(RunFolderError, match="cannot be written"):
+        open_run_folder(tmp_path / "run", CONFIG, Existing.REFUSE)
+
+
+def test_resuming_drops_later_steps_and_a_line_cut_short(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "a": 1.0}\n{"step": 2, "a": 2.0}\n{"step": 3, "a"', encoding="utf-8")
+    tracker = JsonlTracker(path, last_step=1)
+    tracker.log(2, {"b": 0.5, "a": 7.0})
+    tracker.close()
+    assert path.read_text(encoding="utf-8") == '{"step": 1, "a": 1.0}\n{"step": 2, "a": 7.0, "b": 0.5}\n'
+
+
+def test_only_finite_metrics_reach_a_tracker_and_the_others_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    trackers = Trackers([JsonlTracker(path)])
+    trackers.log(1, {"a": math.nan, "b": math.inf, "c": 1.0})
+    trackers.close()
+    assert json.loads(path.read_text(encoding="utf-8")) == {"step": 1, "c": 1.0, "metrics/non_finite": 2.0}

@@ -1,1 +1,25 @@
-"""TODO"""
+"""Actors: who scores responses under the policy's weights and trains them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from logparity.actors.base import Actor
+
+if TYPE_CHECKING:
+    from logparity.actors.hf import HFActor
+    from logparity.actors.optimizer import OptimizerConfig
+
+_LAZY = {"HFActor": "logparity.actors.hf", "OptimizerConfig": "logparity.actors.optimizer"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import an actor, and with it torch, on first use."""
+    from importlib import import_module
+
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+__all__ = ["Actor", "HFActor", "OptimizerConfig"]

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Where tokens sit: the next-token alignment and the batch layouts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from logparity.probe.analysis import Analysis, analyze_folder
 from logparity.probe.config import ProbeConfig
 from logparity.probe.hook import TokenProbe
 from logparity.probe.pairs import TokenPairs
@@ -9,10 +10,12 @@ from logparity.probe.rollout_store import StoredRollout, read_rollouts, write_ro
 from logparity.probe.verl_api import calculate_debug_metrics, calculate_token_level_prob_diff
 
 __all__ = [
+    "Analysis",
     "ProbeConfig",
     "StoredRollout",
     "TokenPairs",
     "TokenProbe",
+    "analyze_folder",
     "calculate_debug_metrics",
     "calculate_token_level_prob_diff",
     "read_rollouts",

@@ -1,1 +1,1 @@
-"""TODO"""
+"""One self-contained HTML page from a run folder."""

@@ -1,0 +1,1 @@
+"""Benchmarks of logparity against what else people use, run with ``make bench``."""

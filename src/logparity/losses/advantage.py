@@ -40,7 +40,7 @@ def grpo_advantages(
         InputError: lengths differ, or a mask entry is not 0/1.
         NonFiniteError: a valid response's reward is not finite; names it.
 
-    Source: GRPO, arXiv:2402.03300, section 4.1.2; Dr. GRPO, arXiv:2503.20783, section 3.1.
+    Source: GRPO, arXiv:2402.03300, section 4.1.2; Dr. GRPO, arXiv:2503.20783.
     """
     table = _Groups.of(rewards, groups, valid)
     centred = table.centred()
@@ -67,7 +67,7 @@ def rloo_advantages(
         InputError: lengths differ, or a mask entry is not 0/1.
         NonFiniteError: a valid response's reward is not finite; names it.
 
-    Source: arXiv:2402.14740, eq. 9.
+    Source: arXiv:2402.14740.
     """
     table = _Groups.of(rewards, groups, valid)
     factor = table.sizes / (table.sizes - 1).clamp(min=1)
@@ -157,6 +157,6 @@ def _require_finite(rewards: Tensor, valid: Tensor, keys: list[Hashable]) -> Non
     if bool(bad.any()):
         index = int(bad.nonzero()[0, 0])
         raise NonFiniteError(
-            f"reward of response {index} (group {keys[index]!r}): expected a finite number, got {rewards[index].item()}; "
-            f"{int(bad.sum())} in all. Mark it invalid to leave it out of its group's baseline."
+            f"reward of response {index}, group {keys[index]!r}: expected a finite number, got {rewards[index].item()} "
+            f"({int(bad.sum())} such in all). Mark it invalid to leave it out of its group's baseline."
         )

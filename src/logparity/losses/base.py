@@ -82,6 +82,33 @@ class TokenTensors:
 
 
 @dataclass(frozen=True, slots=True)
+class ValueTensors:
+    """``N`` response tokens of one micro-batch for a value head, all tensors ``[N]`` on one device.
+
+    Args:
+        values: float32, with gradient.
+        mask: bool; False tokens are selected out before any arithmetic and may hold anything.
+        sequence_ids: int64 in ``[0, num_sequences)``.
+        num_sequences: number of sequences in this micro-batch.
+        old_values: float32, before the update.
+        returns: float32, what the values should have been.
+        sequence_sum: as in `TokenTensors`.
+        keys: as in `TokenTensors`.
+        positions: as in `TokenTensors`.
+    """
+
+    values: Tensor
+    mask: Tensor
+    sequence_ids: Tensor
+    num_sequences: int
+    old_values: Tensor
+    returns: Tensor
+    sequence_sum: SequenceSum | None = None
+    keys: tuple[str, ...] | None = None
+    positions: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Denominators:
     """Counts over the whole optimisation step, all micro-batches and data-parallel ranks.
 

@@ -19,12 +19,12 @@ class ClipConfig:
     Args:
         clip_low: the ratio is clipped below at ``1 - clip_low``; in [0, 1].
         clip_high: the ratio is clipped above at ``1 + clip_high``; >= 0. DAPO's "clip-higher" takes 0.28.
-        dual_clip: ``c > 1`` bounds the loss of a token with negative advantage at ``-c * advantage``; None sets no bound.
+        dual_clip: ``c > 1`` bounds the loss of a token with ``A < 0`` at ``-c * A``; None sets no bound.
 
     Raises:
         ConfigError: the bounds are inverted or ``dual_clip <= 1``.
 
-    Source: PPO, arXiv:1707.06347, eq. 7; dual clip, arXiv:1912.09729, eq. 5; clip-higher, arXiv:2503.14476, eq. 10.
+    Source: PPO, arXiv:1707.06347, eq. 7; dual clip, arXiv:1912.09729; clip-higher, arXiv:2503.14476, eq. 10.
     """
 
     clip_low: float = 0.2

@@ -11,25 +11,29 @@ from logparity.errors import InputError
 from logparity.losses.base import Denominators, EntropyMode, LogitPrecision, Metrics, Ratio, TokenTensors
 from logparity.losses.cispo import CISPOConfig, cispo_loss
 from logparity.losses.clip import ClipConfig, clip_loss
+from logparity.losses.correction import CorrectionConfig, correct
 from logparity.losses.entropy import EntropyConfig, entropy_loss
 from logparity.losses.gspo import GSPOConfig, gspo_loss
 from logparity.losses.kl import KLConfig, kl_loss
+from logparity.losses.opsm import OPSMConfig, opsm_keep
 from logparity.losses.reduce import ReductionConfig, reduce_tokens
 from logparity.losses.reinforce import ReinforceConfig, reinforce_loss
-from logparity.losses.select import as_mask, finite_tokens, mean_over, require_same_length
+from logparity.losses.select import as_mask, finite_tokens, mean_over, require_same_length, select
 from logparity.losses.sequences import Sequences, require_sequence_ids
 
 SurrogateConfig = ClipConfig | GSPOConfig | CISPOConfig | ReinforceConfig
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyObjective:
     """``surrogate + kl.coefficient * KL - entropy.coefficient * entropy``, an `Objective`.
 
     Args:
         surrogate: which policy-gradient loss, with its bounds.
         kl: KL term against the reference policy; left out, with the need for a reference, at coefficient 0.
-        entropy: entropy bonus; left out at coefficient 0.
+        entropy_bonus: entropy bonus; left out at coefficient 0.
+        correction: weights and rejection against the difference between trainer and rollout engine; None for neither.
+        opsm: leave out sequences with negative advantage that the policy has moved away from; None keeps all.
         reduction: how tokens become one number.
         strict: raise `NonFiniteError` on the first NaN or infinity on an active token, which waits for the device;
             otherwise such tokens are left out of the numerators and counted in ``policy/nonfinite_fraction``.
@@ -38,6 +42,8 @@ class PolicyObjective:
     surrogate: SurrogateConfig = field(default_factory=ClipConfig)
     kl: KLConfig = field(default_factory=KLConfig)
     entropy_bonus: EntropyConfig = field(default_factory=EntropyConfig)
+    correction: CorrectionConfig | None = None
+    opsm: OPSMConfig | None = None
     reduction: ReductionConfig = field(default_factory=ReductionConfig)
     strict: bool = False
 
@@ -60,8 +66,11 @@ class PolicyObjective:
     def reads(self) -> frozenset[str]:
         """Fields of `TokenTensors` that must be given, besides the mask and the sequence ids."""
         names = {"log_probs", "advantages"}
-        if not isinstance(self.surrogate, ReinforceConfig) or (self.kl.coefficient and self.kl.unbiased):
+        unbiased = self.kl.coefficient != 0 and self.kl.unbiased
+        if not isinstance(self.surrogate, ReinforceConfig) or unbiased or self.correction or self.opsm:
             names.add("old_log_probs")
+        if self.correction:
+            names.add("rollout_log_probs")
         if self.kl.coefficient:
             names.add("ref_log_probs")
         if self.entropy_bonus.coefficient:
@@ -88,17 +97,46 @@ class PolicyObjective:
         sequences = Sequences.of(tokens)
         active = finite_tokens(tokens, mask, tuple(sorted(self.reads)), strict=self.strict)
         metrics: dict[str, Ratio] = {"policy/nonfinite_fraction": mean_over(~active, mask)}
-        losses, terms = self._token_losses(tokens, active, sequences, metrics)
+        losses, terms = self._token_losses(tokens, active, sequences, denominators, metrics)
         loss, metrics["loss"] = reduce_tokens(losses, mask, sequences, denominators, self.reduction)
         for name, term in terms.items():
             metrics[f"loss/{name}"] = reduce_tokens(term.detach(), mask, sequences, denominators, self.reduction)[1]
         return loss, metrics
 
     def _token_losses(
-        self, tokens: TokenTensors, active: Tensor, sequences: Sequences, metrics: dict[str, Ratio]
+        self,
+        tokens: TokenTensors,
+        active: Tensor,
+        sequences: Sequences,
+        denominators: Denominators,
+        metrics: dict[str, Ratio],
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Sum of the terms per token, and each of them; adds to ``metrics``."""
         losses, found = self._surrogate(tokens, active, sequences)
         metrics.update(found)
+        if self.opsm is not None:
+            keep, found = opsm_keep(
+                tokens.log_probs,
+                _given(tokens, "old_log_probs"),
+                _given(tokens, "advantages"),
+                active,
+                sequences,
+                self.opsm,
+            )
+            metrics.update(found)
+            losses = select(losses, keep)
+        if self.correction is not None:
+            correction = correct(
+                _given(tokens, "old_log_probs"),
+                _given(tokens, "rollout_log_probs"),
+                active,
+                sequences,
+                self.correction,
+                mean_weight=denominators.mean_weight,
+            )
+            metrics.update(correction.metrics)
+            active = correction.keep
+            losses = select(losses * correction.weights, active)
         terms = {"surrogate": losses}
         if self.kl.coefficient and tokens.ref_log_probs is not None:
             kl, found = kl_loss(

@@ -29,7 +29,7 @@ class Reduction(str, Enum):
     SEQUENCE_MEAN_TOKEN_SUM = "sequence_mean_token_sum"
     """``sum_t l_t / sequences``: the policy gradient of a mean over sequences."""
     FIXED_LENGTH = "fixed_length"
-    """``sum_t l_t / (sequences * length)``: no length bias (Dr. GRPO, arXiv:2503.20783, section 3.1)."""
+    """``sum_t l_t / (sequences * length)``: no length bias (Dr. GRPO, arXiv:2503.20783)."""
 
 
 @dataclass(frozen=True, slots=True)

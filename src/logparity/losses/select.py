@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from logparity.errors import InputError, NonFiniteError
-from logparity.losses.base import Ratio, TokenTensors
+from logparity.losses.base import Ratio, TokenTensors, ValueTensors
 from logparity.notation import MAX_LOG_RATIO
 
 
@@ -95,7 +95,7 @@ def require_same_length(**tensors: Tensor | None) -> None:
     for name, tensor in given.items():
         if tensor.ndim != 1 or tensor.shape != reference.shape:
             raise InputError(
-                f"{name}: expected a 1-D tensor as long as {first} {tuple(reference.shape)}, got {tuple(tensor.shape)}. "
+                f"{name}: expected shape {tuple(reference.shape)}, 1-D, as {first}, got {tuple(tensor.shape)}. "
                 "Flatten every tensor of the batch in the same token order."
             )
         if tensor.device != reference.device:
@@ -104,13 +104,13 @@ def require_same_length(**tensors: Tensor | None) -> None:
             )
 
 
-def finite_tokens(tokens: TokenTensors, mask: Tensor, names: tuple[str, ...], *, strict: bool) -> Tensor:
+def finite_tokens(tokens: TokenTensors | ValueTensors, mask: Tensor, names: tuple[str, ...], *, strict: bool) -> Tensor:
     """Active tokens whose named values are all finite.
 
     Args:
         tokens: the micro-batch.
         mask: bool ``[N]``.
-        names: fields of `TokenTensors` that the loss reads.
+        names: fields that the loss reads.
         strict: raise on the first active token that is not finite (waits for the device) rather than leave it out.
 
     Returns:
@@ -129,7 +129,7 @@ def finite_tokens(tokens: TokenTensors, mask: Tensor, names: tuple[str, ...], *,
     return finite
 
 
-def _raise_non_finite(tokens: TokenTensors, name: str, bad: Tensor) -> None:
+def _raise_non_finite(tokens: TokenTensors | ValueTensors, name: str, bad: Tensor) -> None:
     index = int(bad.nonzero()[0, 0])
     sequence = int(tokens.sequence_ids[index])
     sample = repr(tokens.keys[sequence]) if tokens.keys is not None else f"number {sequence} of the micro-batch"

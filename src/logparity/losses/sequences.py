@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from logparity.errors import InputError
-from logparity.losses.base import SequenceSum, TokenTensors
+from logparity.losses.base import SequenceSum, TokenTensors, ValueTensors
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -31,7 +31,7 @@ class Sequences:
     across: SequenceSum | None = None
 
     @classmethod
-    def of(cls, tokens: TokenTensors) -> Sequences:
+    def of(cls, tokens: TokenTensors | ValueTensors) -> Sequences:
         """The sequences of a micro-batch."""
         return cls(tokens.sequence_ids, tokens.num_sequences, tokens.sequence_sum)
 
@@ -70,7 +70,7 @@ class GroupSum:
         return total
 
 
-def require_sequence_ids(tokens: TokenTensors) -> None:
+def require_sequence_ids(tokens: TokenTensors | ValueTensors) -> None:
     """Check that sequence ids fit the number of sequences.
 
     Args:

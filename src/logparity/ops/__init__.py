@@ -1,1 +1,9 @@
-"""TODO"""
+"""Token log-probs and entropy from logits or hidden states: exact, flat in memory, over any vocabulary shard."""
+
+from __future__ import annotations
+
+from logparity.ops.choice import Choice, choose
+from logparity.ops.results import TokenLogProbs
+from logparity.ops.support import Support
+
+__all__ = ["Choice", "Support", "TokenLogProbs", "choose"]

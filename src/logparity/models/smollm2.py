@@ -6,7 +6,9 @@ keeps float32 masters, and kept in the user's cache (540 MB).
 
 from __future__ import annotations
 
+from contextlib import redirect_stderr
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 
 from logparity.errors import MissingDependencyError, ModelError
@@ -42,7 +44,8 @@ def _convert(target: Path) -> None:
     from logparity.models.quiet import quiet_transformers
 
     source = _gguf_folder()
-    with quiet_transformers():
+    # The GGUF reader has a progress bar of its own that no setting turns off.
+    with quiet_transformers(), redirect_stderr(StringIO()):
         quantised = AutoModelForCausalLM.from_pretrained(source, gguf_file=_GGUF, dtype=torch.float32)
         config = quantised.config
         # save_pretrained refuses a model that says it is quantised; its weights are plain float32 by now.

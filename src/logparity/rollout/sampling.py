@@ -50,11 +50,12 @@ def draw(log_probs: Tensor, uniforms: Tensor) -> Tensor:
         int64 ``[B]`` ids.
     """
     cumulative = log_probs.double().exp_().cumsum(dim=-1)
-    total = cumulative[:, -1:]
+    total = cumulative[:, -1:].contiguous()
     ids = torch.searchsorted(cumulative, uniforms[:, None] * total, right=True)
     # u * total may round up to the total itself; the first id that reaches it is the last one with a chance.
     last = torch.searchsorted(cumulative, total)
-    return torch.minimum(ids, last)[:, 0]
+    # A row of NaN finds no place at all; any id will do, its log-prob is NaN.
+    return torch.minimum(ids, last)[:, 0].clamp_(max=log_probs.shape[-1] - 1)
 
 
 def sample(logits: Tensor, uniforms: Tensor, sampling: SamplingSettings, mode: LogProbMode) -> tuple[Tensor, Tensor]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from cyclopts import Parameter
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -18,7 +20,6 @@ from logparity.errors import MissingDependencyError, RunFolderError
 from logparity.probe.analysis import Analysis, StepAnalysis, Summary, analyze_folder
 
 _SHOWN_STEPS = 20
-_SHOWN_POSITIONS = 12
 _SHOWN_SAMPLES = 8
 
 
@@ -27,6 +28,7 @@ def analyze(
     *,
     out: Path | None = None,
     plot: bool = True,
+    positions: int = 12,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
     """Analyse the probability differences that the probe saved.
@@ -46,6 +48,7 @@ def analyze(
         folder: the probe's save_dir.
         out: PNG to write; by default FOLDER_analysis.png beside the folder.
         plot: draw the PNG (needs the extra: pip install "logparity[plot]").
+        positions: rows of the table by response position; a row covers a range where the response is longer.
         as_json: print one JSON object in place of tables; draws only where --out is given.
 
     Returns:
@@ -61,7 +64,7 @@ def analyze(
         sys.stdout.write(json.dumps(_as_json(analysis), allow_nan=False) + "\n")
         return 0
     console = Console()
-    _print(console, analysis)
+    _print(console, analysis, positions)
     if plot:
         target = out or folder.resolve().with_name(f"{folder.resolve().name}_analysis.png")
         try:
@@ -85,7 +88,7 @@ def _draw(analysis: Analysis, path: Path) -> None:
         ) from error
 
 
-def _print(console: Console, analysis: Analysis) -> None:
+def _print(console: Console, analysis: Analysis, positions: int) -> None:
     tokens, steps = analysis.summary.moments.count, len(analysis.steps)
     title = f"|p_rollout - p_train| of {tokens:,} valid tokens in {steps} batch{'es' if steps != 1 else ''}"
     console.print(title, style="bold", highlight=False, markup=False)
@@ -93,7 +96,7 @@ def _print(console: Console, analysis: Analysis) -> None:
         console.print(f"! {plain(note)}", style="yellow", highlight=False, markup=False)
     console.print(_summary_table(analysis.summary))
     console.print(_step_table(analysis.steps))
-    console.print(_position_table(analysis))
+    console.print(_position_table(analysis, positions))
     console.print(_sample_table(analysis.steps))
 
 
@@ -114,20 +117,18 @@ def _notes(analysis: Analysis) -> list[str]:
 
 
 def _summary_table(summary: Summary) -> Table:
-    table = Table(title="All valid tokens", title_justify="left")
-    for name in ("tokens", "mean", "std", *(f"p{p:g}" for p in summary.percentiles), "max"):
-        table.add_column(name, justify="right")
-    values = [summary.moments.mean, summary.moments.std, *summary.percentiles.values(), summary.moments.maximum]
-    table.add_row(
-        f"{summary.moments.count:,}", *(_number(value if summary.moments.count else None) for value in values)
-    )
+    table = _table("All valid tokens", ("", "value"))
+    moments = summary.moments
+    values = {"mean": moments.mean, "std": moments.std}
+    values |= {f"p{percent:g}": value for percent, value in summary.percentiles.items()}
+    table.add_row("tokens", f"{moments.count:,}")
+    for name, value in {**values, "max": moments.maximum}.items():
+        table.add_row(name, _number(value if moments.count else None))
     return table
 
 
 def _step_table(steps: tuple[StepAnalysis, ...]) -> Table:
-    table = Table(title="By step", title_justify="left")
-    for name in ("step", "samples", "tokens", "mean", "std", "p50", "p99", "max"):
-        table.add_column(name, justify="left" if name == "step" else "right")
+    table = _table("By step", ("step", "tokens", "mean", "std", "p50", "p99", "max"))
     for step in _thin(list(steps), _SHOWN_STEPS):
         if step is None:
             table.add_row("…")
@@ -135,19 +136,15 @@ def _step_table(steps: tuple[StepAnalysis, ...]) -> Table:
         moments, percentiles = step.summary.moments, step.summary.percentiles
         values = (moments.mean, moments.std, percentiles.get(50), percentiles.get(99), moments.maximum)
         numbers = [_number(value if moments.count else None) for value in values]
-        table.add_row(cell(step.name.label), f"{step.shape[0]:,}", f"{moments.count:,}", *numbers)
+        table.add_row(cell(step.name.label.removeprefix("step ")), f"{moments.count:,}", *numbers)
     return table
 
 
-def _position_table(analysis: Analysis) -> Table:
-    table = Table(
-        title="By response position (over the batches, each by its own number of valid tokens)", title_justify="left"
-    )
-    for name in ("positions", "tokens", "mean"):
-        table.add_column(name, justify="right")
+def _position_table(analysis: Analysis, rows: int) -> Table:
+    table = _table("By response position", ("positions", "tokens", "mean"))
     used = np.flatnonzero(analysis.position_count)
     width = int(used[-1]) + 1 if used.size else 0
-    step = max(1, math.ceil(width / _SHOWN_POSITIONS))
+    step = max(1, math.ceil(width / max(1, rows)))
     for start in range(0, width, step):
         count = analysis.position_count[start : start + step]
         total = int(count.sum())
@@ -159,13 +156,20 @@ def _position_table(analysis: Analysis) -> Table:
 
 
 def _sample_table(steps: tuple[StepAnalysis, ...]) -> Table:
-    table = Table(title="Samples with the largest mean", title_justify="left")
-    for name in ("step", "row", "key", "tokens", "mean", "max"):
-        table.add_column(name, justify="left" if name in ("step", "key") else "right")
+    table = _table("Samples with the largest mean", ("step", "row", "key", "tokens", "mean", "max"))
     for step, row in _worst_samples(steps):
         key = "" if step.keys is None else step.keys[row]
         numbers = (_number(float(step.sample_mean[row])), _number(float(step.sample_max[row])))
-        table.add_row(cell(step.name.label), str(row), cell(key), f"{step.sample_count[row]:,}", *numbers)
+        table.add_row(
+            cell(step.name.label.removeprefix("step ")), str(row), cell(key), f"{step.sample_count[row]:,}", *numbers
+        )
+    return table
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("", "step", "key") else "right")
     return table
 
 

@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-import unicodedata
-
 from rich.text import Text
 
-_LINE_BREAKS = {"\n": "⏎", "\r": "⏎", "\t": "⇥"}
-
-
-def plain(value: object) -> str:
-    """Strip what could drive a terminal: control, escape, bidi, and other invisible characters.
-
-    Args:
-        value: anything; its ``str`` is taken.
-
-    Returns:
-        Printable text; line breaks and tabs show as ``⏎`` and ``⇥``, every other stripped character as ``·``.
-    """
-    return "".join(_LINE_BREAKS.get(c, c if unicodedata.category(c)[0] != "C" else "·") for c in str(value))
+from logparity.report.visible_text import visible as plain
 
 
 def cell(value: object) -> Text:

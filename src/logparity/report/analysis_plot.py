@@ -11,6 +11,7 @@ from logparity.errors import MissingDependencyError
 from logparity.probe.analysis import Analysis
 from logparity.probe.atomic import atomic_file
 from logparity.probe.npy_files import open_pair
+from logparity.report.smoothing import running_mean
 
 _BLUE, _ORANGE, _GREY = "#2f6fb2", "#d9772b", "#8a8f98"
 _MAP_ROWS, _MAP_COLUMNS = 64, 512
@@ -88,22 +89,13 @@ def _positions(axis: Any, analysis: Analysis) -> None:
     window = max(1, len(analysis.position_mean) // 16)
     if window > 1:
         axis.plot(
-            _smooth(analysis.position_mean, analysis.position_count, window),
+            running_mean(analysis.position_mean, analysis.position_count, window),
             color=_ORANGE,
             label=f"over {window} positions",
         )
         axis.legend(frameon=False, fontsize=9)
     axis.set(title="Mean by response position", xlabel="position in the response", ylim=(0, None))
     axis.grid(axis="y", alpha=0.25)
-
-
-def _smooth(mean: np.ndarray, count: np.ndarray, window: int) -> np.ndarray:
-    kernel = np.ones(window)
-    total = np.convolve(np.where(count > 0, mean, 0) * count, kernel, mode="same")
-    tokens = np.convolve(count, kernel, mode="same")
-    smooth = np.full(len(mean), np.nan)
-    np.divide(total, tokens, out=smooth, where=tokens > 0)
-    return smooth
 
 
 def _token_map(figure: Any, axis: Any, analysis: Analysis) -> None:

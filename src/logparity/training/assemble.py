@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from logparity.actors import HFActor, OptimizerSettings
+from logparity.actors import HFActor, OptimizerConfig
 from logparity.actors.base import Actor
 from logparity.errors import ConfigError
 from logparity.models import check_model_folder, prepare_smollm2
@@ -44,8 +44,8 @@ class Parts:
     probe: TokenProbe | None
 
     def with_text(self, rollout: Rollout) -> Rollout:
-        """The rollout with its response decoded."""
-        return replace(rollout, text=self.codec.decode(rollout.response_ids))
+        """The rollout with its response decoded, where the engine did not do it."""
+        return rollout if rollout.text is not None else replace(rollout, text=self.codec.decode(rollout.response_ids))
 
 
 def assemble(config: TrainConfig, view: View) -> Parts:
@@ -130,8 +130,8 @@ def _require_context(prompts: tuple[Prompt, ...], codec: Codec, new_tokens: int,
 
 
 def _actor(config: TrainConfig, folder: Path) -> HFActor:
-    optimizer = OptimizerSettings(
-        learning_rate=config.optimizer.learning_rate,
+    optimizer = OptimizerConfig(
+        lr=config.optimizer.learning_rate,
         warmup_steps=config.optimizer.warmup_steps,
         betas=(config.optimizer.beta1, config.optimizer.beta2),
         eps=config.optimizer.eps,

@@ -113,7 +113,7 @@ class OptimizerConfig(Section):
 class ActorConfig(Section):
     """The trainer's side."""
 
-    dtype: Dtype = "bfloat16"
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Compute dtype; master weights and optimiser state are always float32."""
     micro_batch_tokens: Positive = 2048
     """Most tokens (prompt and response, padding included) in one forward pass."""

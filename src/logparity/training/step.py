@@ -77,7 +77,8 @@ def train_one_step(
         parts.engine.update_weights(parts.actor.export_weights(), parts.actor.weight_version)
     with clock.stage("write"):
         texts = [parts.codec.token_texts(r.response_ids) for r in rollouts]
-        write_rollouts(run.rollouts_of(step), step, rollouts, scored, rewards, advantages, token_texts=texts)
+        known = [np.nan if reward is None else reward for reward in rewards]
+        write_rollouts(run.rollouts_of(step), step, rollouts, scored, known, advantages, token_texts=texts)
     return {
         **reward_metrics,
         **_response_metrics(rollouts, scored),

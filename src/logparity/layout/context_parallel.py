@@ -97,7 +97,7 @@ class ContextSplit:
             rank: which rank.
 
         Returns:
-            ``picked`` int64 ``[n]``, ascending indices into the ``N`` response tokens, and ``local`` int64 ``[n]``, rows
+            ``picked`` int64 ``[n]``, ascending indices into the ``N`` tokens, and ``local`` int64 ``[n]``, rows
             of the rank's own logits ``[T / cp, V]``. Both may be empty.
         """
         where = torch.full((self.total,), -1, dtype=torch.int64)

@@ -49,7 +49,6 @@ check: $(VENV)/.dev  ## lint, format, types, docstrings, import order
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pydoclint --quiet src
 	$(BIN)/lint-imports
 
 format: $(VENV)/.dev  ## format the code and mend what ruff can

@@ -65,7 +65,15 @@ def test_bad_fields_are_refused(changes: dict[str, object], message: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "settings", [{"temperature": 0.0}, {"temperature": np.nan}, {"top_p": 0.0}, {"top_k": -1}, {"min_p": 1.0}, {"max_new_tokens": 0}]
+    "settings",
+    [
+        {"temperature": 0.0},
+        {"temperature": np.nan},
+        {"top_p": 0.0},
+        {"top_k": -1},
+        {"min_p": 1.0},
+        {"max_new_tokens": 0},
+    ],
 )
 def test_sampling_settings_out_of_range_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(InputError, match=next(iter(settings))):

@@ -13,7 +13,7 @@ Signs
 
 Alignment
     The logits row that predicts token ``t`` of a sequence is row ``t - 1``. Response token ``j`` of a sequence with a
-    prompt of ``P`` tokens is predicted by row ``P - 1 + j``. `logparity.layout.shift` is the only module that applies it.
+    prompt of ``P`` tokens is predicted by row ``P - 1 + j``. `logparity.layout.shift` alone applies it.
 
 Masks
     ``response_mask`` is 1 on tokens that the policy generated and 0 on prompt, padding, and tool output.

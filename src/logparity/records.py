@@ -61,7 +61,12 @@ class SamplingSettings:
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _require(np.isfinite(self.temperature) and self.temperature > 0, "temperature", "a finite number > 0", self.temperature)
+        _require(
+            np.isfinite(self.temperature) and self.temperature > 0,
+            "temperature",
+            "a finite number > 0",
+            self.temperature,
+        )
         _require(0 < self.top_p <= 1, "top_p", "a number in (0, 1]", self.top_p)
         _require(self.top_k >= 0, "top_k", "an integer >= 0 (0 keeps every id)", self.top_k)
         _require(0 <= self.min_p < 1, "min_p", "a number in [0, 1)", self.min_p)
@@ -160,7 +165,12 @@ class TokenBatch:
         for name in ("prompt_ids", "response_ids", "response_mask", "temperature"):
             got = len(getattr(self, name))
             _require(got == len(self.keys), name, f"{len(self.keys)} entries, one per key", f"{got}")
-        _require(bool(np.all(np.isfinite(self.temperature) & (self.temperature > 0))), "temperature", "finite numbers > 0", self.temperature)
+        _require(
+            bool(np.all(np.isfinite(self.temperature) & (self.temperature > 0))),
+            "temperature",
+            "finite numbers > 0",
+            self.temperature,
+        )
         for key, ids, mask in zip(self.keys, self.response_ids, self.response_mask, strict=True):
             _same_length(key, ids, mask, "response_mask")
 
@@ -217,9 +227,19 @@ class ScoredTokens:
     weight_version: int = 0
 
     def __post_init__(self) -> None:
-        _require(len(self.log_probs) == len(self.keys), "log_probs", f"{len(self.keys)} arrays, one per key", len(self.log_probs))
+        _require(
+            len(self.log_probs) == len(self.keys),
+            "log_probs",
+            f"{len(self.keys)} arrays, one per key",
+            len(self.log_probs),
+        )
         if self.entropy is not None:
-            _require(len(self.entropy) == len(self.keys), "entropy", f"{len(self.keys)} arrays, one per key", len(self.entropy))
+            _require(
+                len(self.entropy) == len(self.keys),
+                "entropy",
+                f"{len(self.keys)} arrays, one per key",
+                len(self.entropy),
+            )
 
     def __iter__(self) -> Iterator[tuple[str, FloatArray]]:
         """Pairs of key and log-probs, in order."""
@@ -289,7 +309,9 @@ def _ids(values: object, name: str) -> IntArray:
 
 def _mask(values: object, name: str) -> BoolArray:
     array = np.asarray(values)
-    _require(bool(np.isin(array, (0, 1)).all()), name, "only 0 and 1", f"values such as {array[~np.isin(array, (0, 1))][:3]}")
+    _require(
+        bool(np.isin(array, (0, 1)).all()), name, "only 0 and 1", f"values such as {array[~np.isin(array, (0, 1))][:3]}"
+    )
     return array.astype(np.bool_)
 
 
@@ -298,8 +320,13 @@ def _same_length(key: str, ids: IntArray, values: NDArray[np.generic], name: str
         return
     hint = ""
     if len(values) == len(ids) + 1:
-        hint = " One more value than ids: the engine probably reported the prompt's last position or the end token as well; drop that entry."
-    raise InputError(f"{name} of sample {key!r}: expected {len(ids)} values, one per response id, got {len(values)}.{hint}")
+        hint = (
+            " One more value than ids: the engine probably reported the prompt's last position or the end token as "
+            "well; drop that entry."
+        )
+    raise InputError(
+        f"{name} of sample {key!r}: expected {len(ids)} values, one per response id, got {len(values)}.{hint}"
+    )
 
 
 def _log_probs_valid(key: str, log_probs: FloatArray, mask: BoolArray) -> None:
@@ -308,8 +335,9 @@ def _log_probs_valid(key: str, log_probs: FloatArray, mask: BoolArray) -> None:
     if bad.any():
         position = int(np.flatnonzero(mask)[np.flatnonzero(bad)[0]])
         raise InputError(
-            f"rollout_log_probs of sample {key!r}: expected finite values <= 0 on active tokens, got {log_probs[position]} "
-            f"at position {position} ({int(bad.sum())} in all). Set response_mask to 0 where the engine gave no log-prob."
+            f"rollout_log_probs of sample {key!r}: expected finite values <= 0 on active tokens, got "
+            f"{log_probs[position]} at position {position} ({int(bad.sum())} in all). "
+            "Set response_mask to 0 where the engine gave no log-prob."
         )
 
 

@@ -64,7 +64,9 @@ sys.meta_path.insert(0, Absent())
 
 
 def run_without_torch(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", NO_TORCH + code], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", NO_TORCH + code], capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def test_probe_report_and_cli_work_without_torch() -> None:
@@ -75,7 +77,9 @@ def test_probe_report_and_cli_work_without_torch() -> None:
     assert "nowhere.toml" in result.stderr
     result = run_without_torch("from logparity.cli import main; raise SystemExit(main(['doctor']))")
     assert result.returncode == 0, result.stderr
-    result = run_without_torch("from logparity.cli import main; raise SystemExit(main(['train', 'examples/grpo_cpu.toml']))")
+    result = run_without_torch(
+        "from logparity.cli import main; raise SystemExit(main(['train', 'examples/grpo_cpu.toml']))"
+    )
     assert result.returncode == 2
     assert "logparity[train]" in result.stderr
 

@@ -29,7 +29,8 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 def reproducible(run: Path) -> list[str]:
     """Metrics as written, bit for bit, without what depends on the machine's mood."""
     return [
-        json.dumps({key: value for key, value in line.items() if not key.startswith(COSTS)}) for line in read_metrics(run)
+        json.dumps({key: value for key, value in line.items() if not key.startswith(COSTS)})
+        for line in read_metrics(run)
     ]
 
 

@@ -20,7 +20,7 @@ def test_an_existing_run_is_refused_resumed_or_replaced(tmp_path: Path) -> None:
     root = tmp_path / "run"
     run = open_run_folder(root, CONFIG, Existing.REFUSE)
     run.metrics.write_text("x", encoding="utf-8")
-    with pytest.raises(RunFolderError, match="--resume.*--overwrite"):
+    with pytest.raises(RunFolderError, match=r"--resume.*--overwrite"):
         open_run_folder(root, CONFIG, Existing.REFUSE)
     open_run_folder(root, {**CONFIG, "run": {"steps": 9, "seed": 0}}, Existing.RESUME)
     assert run.metrics.exists()

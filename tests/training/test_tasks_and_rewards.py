@@ -44,7 +44,13 @@ def test_prompts_are_read_from_jsonl(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("", "at least one prompt"), ("\n", "at least one prompt"), ("[1]", "line 1"), ('{"prompt": ""}', "line 1"), ("{", "line 1")],
+    [
+        ("", "at least one prompt"),
+        ("\n", "at least one prompt"),
+        ("[1]", "line 1"),
+        ('{"prompt": ""}', "line 1"),
+        ("{", "line 1"),
+    ],
 )
 def test_bad_prompt_files_name_the_line(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "p.jsonl"
@@ -76,7 +82,9 @@ def test_or_its_samples_are_left_out() -> None:
 
 
 def test_a_reward_is_found_by_module_and_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_rewards_xyz.py").write_text("def length(sample):\n    return len(sample.response)\n", encoding="utf-8")
+    (tmp_path / "my_rewards_xyz.py").write_text(
+        "def length(sample):\n    return len(sample.response)\n", encoding="utf-8"
+    )
     monkeypatch.chdir(tmp_path)
     assert find_reward("my_rewards_xyz:length")(SAMPLES[0]) == 2
     with pytest.raises(ConfigError, match="has no function 'width'"):

@@ -1,4 +1,4 @@
-"""``logparity doctor``: what is installed, which devices there are, and which implementation is chosen, with the reason."""
+"""``logparity doctor``: what is installed, which devices there are, and which implementation is chosen and why."""
 
 from __future__ import annotations
 

@@ -54,9 +54,7 @@ def train(
     try:
         from logparity.training.loop import run_training
     except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            f"logparity train needs {error.name}: pip install 'logparity[train]'."
-        ) from error
+        raise MissingDependencyError(f"logparity train needs {error.name}: pip install 'logparity[train]'.") from error
     with TerminalView() as view:
         finished = run_training(resolved, existing, view)
     return 0 if finished else 130

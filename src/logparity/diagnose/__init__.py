@@ -1,1 +1,1 @@
-"""TODO"""
+"""Empty for now."""

@@ -120,12 +120,11 @@ def _model_folder(model: str, view: View) -> Path:
 def _require_context(prompts: tuple[Prompt, ...], codec: Codec, new_tokens: int, context: int | None) -> None:
     if context is None:
         return
-    longest = max(prompts, key=lambda prompt: len(codec.encode(prompt.text)))
-    length = len(codec.encode(longest.text))
+    length, key = max((len(codec.encode(prompt.text)), prompt.key) for prompt in prompts)
     if length + new_tokens > context:
         raise ConfigError(
-            f"rollout.max_new_tokens = {new_tokens}: prompt {longest.key!r} has {length} tokens and the model's context "
-            f"is {context}. Set rollout.max_new_tokens to at most {max(context - length, 0)}, or shorten the prompt."
+            f"rollout.max_new_tokens = {new_tokens}: prompt {key!r} has {length} tokens and the model's context is "
+            f"{context}. Set rollout.max_new_tokens to at most {max(context - length, 0)}, or shorten the prompt."
         )
 
 

@@ -18,7 +18,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.requested = False
 
-    def handle(self, signum: int, frame: FrameType | None) -> None:
+    def handle(self, signum: int, _frame: FrameType | None) -> None:
         """Note the first signal; the second one interrupts at once."""
         if self.requested:
             raise KeyboardInterrupt

@@ -84,7 +84,9 @@ def open_run_folder(root: Path, config: dict[str, Any], existing: Existing) -> R
         marked = {_MARK: __version__, **config}
         write_atomically(run.config, json.dumps(marked, indent=2, sort_keys=True) + "\n")
     except OSError as error:
-        raise RunFolderError(f"Run folder {root}: cannot be written ({error.strerror or error}). Set run.folder.") from None
+        raise RunFolderError(
+            f"Run folder {root}: cannot be written ({error.strerror or error}). Set run.folder."
+        ) from None
     return run
 
 
@@ -109,7 +111,8 @@ def write_atomically(path: Path, text: str) -> None:
 def _settle_existing(run: RunFolder, config: dict[str, Any], existing: Existing) -> None:
     if existing is Existing.REFUSE:
         raise RunFolderError(
-            f"Run folder {run.root} exists. Pass --resume to go on with it, --overwrite to replace it, or set run.folder."
+            f"Run folder {run.root} exists. Pass --resume to go on with it, --overwrite to replace it, or set "
+            "run.folder."
         )
     earlier = _read_config(run)
     if existing is Existing.OVERWRITE:
@@ -138,7 +141,9 @@ def _read_config(run: RunFolder) -> dict[str, Any]:
 def _require_same_config(run: RunFolder, earlier: dict[str, Any], config: dict[str, Any]) -> None:
     """A resumed run may only be longer, keep more, or report differently: anything else changes its numbers."""
     before, now = _flatten(earlier), _flatten(config)
-    changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key) and key not in _FREE_KEYS)
+    changed = sorted(
+        key for key in before.keys() | now.keys() if before.get(key) != now.get(key) and key not in _FREE_KEYS
+    )
     if changed:
         key = changed[0]
         raise RunFolderError(

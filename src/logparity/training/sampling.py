@@ -26,7 +26,9 @@ def prompts_of_step(prompts: Sequence[Prompt], count: int, seed: int, step: int)
     """
     size = len(prompts)
     first = (step - 1) * count
-    orders = {epoch: np.random.default_rng([seed, epoch, 0x9E37]).permutation(size) for epoch in _epochs(first, count, size)}
+    orders = {
+        epoch: np.random.default_rng([seed, epoch, 0x9E37]).permutation(size) for epoch in _epochs(first, count, size)
+    }
     return [prompts[int(orders[i // size][i % size])] for i in range(first, first + count)]
 
 

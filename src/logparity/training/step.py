@@ -78,7 +78,7 @@ def train_one_step(
     with clock.stage("write"):
         texts = [parts.codec.token_texts(r.response_ids) for r in rollouts]
         known = [np.nan if reward is None else reward for reward in rewards]
-        write_rollouts(run.rollouts_of(step), step, rollouts, scored, known, advantages, token_texts=texts)
+        write_rollouts(run.rollouts_of(step), step, rollouts, scored, known, list(advantages), token_texts=texts)
     return {
         **reward_metrics,
         **_response_metrics(rollouts, scored),
@@ -108,9 +108,7 @@ def _sample(config: TrainConfig, parts: Parts, view: View, step: int) -> tuple[l
 def _reward(
     config: TrainConfig, parts: Parts, view: View, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]
 ) -> tuple[list[float | None], dict[str, float]]:
-    samples = [
-        RewardSample(r.key, p.text, r.text or "", p.answer) for p, r in zip(prompts, rollouts, strict=True)
-    ]
+    samples = [RewardSample(r.key, p.text, r.text or "", p.answer) for p, r in zip(prompts, rollouts, strict=True)]
     rewards, problems = compute_rewards(parts.reward, samples, config.on_reward_error)
     for problem in problems[:3]:
         view.message(f"skipped: {problem}")

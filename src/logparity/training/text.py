@@ -42,9 +42,9 @@ class Codec:
             ids = self._tokenizer(prompt)["input_ids"]
         else:
             chat = [{"role": "user", "content": prompt}]
-            ids = self._tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=True)[
-                "input_ids"
-            ]
+            ids = self._tokenizer.apply_chat_template(
+                chat, add_generation_prompt=True, tokenize=True, return_dict=True
+            )["input_ids"]
         return np.asarray(ids, dtype=np.int64)
 
     def decode(self, ids: IntArray) -> str:

@@ -67,16 +67,16 @@ class TensorBoardTracker:
             raise MissingDependencyError(
                 "tracking.tensorboard needs TensorBoard: pip install 'logparity[tensorboard]'."
             ) from None
-        self._writer = SummaryWriter(str(folder), purge_step=last_step + 1)  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(folder), purge_step=last_step + 1)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add one scalar per metric."""
         for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+            self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Flush and close the event file."""
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
 class WandbTracker:

@@ -24,7 +24,7 @@ _HEAT = [
     (0.8, "rgb(214,69,65)"),
     (1.0, "rgb(120,28,109)"),
 ]
-_DENSITY = [(0.0, "rgba(59,125,216,0.25)"), (0.5, "rgb(59,125,216)"), (1.0, "rgb(24,44,110)")]
+_DENSITY = [(0.0, "rgba(59,125,216,0.25)"), (0.5, "rgb(59,125,216)"), (1.0, "rgb(200,45,110)")]
 
 
 def reward_figure(run: RunFolder) -> go.Figure | None:
@@ -100,7 +100,7 @@ def position_figure(analysis: Analysis | None) -> go.Figure | None:
         figure.add_scatter(y=smooth, mode="lines", name=name, line={"color": ORANGE, "width": 2}, hoverinfo="skip")
     figure.update_xaxes(title="position in the response")
     figure.update_yaxes(title="mean |p_rollout - p_train|", rangemode="tozero")
-    return _finish(figure, legend=width >= _SMOOTH_FROM)
+    return _finish(figure, height=440, legend=width >= _SMOOTH_FROM)
 
 
 def token_map_figure(analysis: Analysis | None) -> go.Figure | None:
@@ -189,7 +189,7 @@ def _finish(figure: go.Figure, *, height: int = 320, legend: bool = False) -> go
 def _log_bar(low: int, high: int, title: str) -> dict[str, Any]:
     ticks = list(range(low, high + 1))
     text = [f"{10.0**t:g}" for t in ticks]
-    return {"tickvals": ticks, "ticktext": text, "title": {"text": title}, "thickness": 10, "outlinewidth": 0}
+    return {"tickvals": ticks, "ticktext": text, "title": {"text": f"{title}<br> "}, "thickness": 10, "outlinewidth": 0}
 
 
 __all__ = [

@@ -25,7 +25,7 @@ def headlines(run: RunFolder, survey: TokenSurvey) -> list[Headline]:
     reward = run.series("reward/mean")
     if reward:
         first, last = (sum(part) / len(part) for part in (reward[1][:3], reward[1][-3:]))
-        numbers.append(Headline("mean reward", f"{number(first)} → {number(last)}", "first three → last three steps"))
+        numbers.append(Headline("mean reward", f"{first:.3g} → {last:.3g}", "first three → last three steps"))
     if run.analysis and run.analysis.summary.moments.count:
         summary = run.analysis.summary
         numbers += [

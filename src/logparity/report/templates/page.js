@@ -11,13 +11,18 @@
     for (const axis of ["xaxis", "yaxis"]) {
       Object.assign((copy[axis] ??= {}), { gridcolor: css("--line"), linecolor: css("--line"), zeroline: false, automargin: true });
     }
+    if (narrow() && copy.yaxis.scaleanchor) copy.height = 380;
     return copy;
   };
+
+  // On a phone the colour scale would take a third of the width; hovering gives the numbers.
+  const traces = (data) =>
+    structuredClone(data).map((trace) => (trace.colorbar && narrow() ? { ...trace, showscale: false } : trace));
 
   const draw = () => {
     for (const [name, figure] of Object.entries(figures)) {
       const place = document.getElementById("figure-" + name);
-      Plotly.react(place, structuredClone(figure.data), themed(figure.layout), { responsive: true, displayModeBar: false });
+      Plotly.react(place, traces(figure.data), themed(figure.layout), { responsive: true, displayModeBar: false });
     }
     document.documentElement.dataset.drawn = "true";
   };

@@ -22,6 +22,7 @@ def test_rows_point_right_before_their_targets(batch: list) -> None:
     assert flat[padded.rows.numpy() + 1].tolist() == padded.targets.tolist()
     assert padded.targets.tolist() == [t for r, w in zip(responses, wanted, strict=True) for t in r[w]]
     assert padded.sequence_ids.tolist() == [b for b, w in enumerate(wanted) for _ in range(int(w.sum()))]
+    assert padded.positions.tolist() == [j for w in wanted for j in np.flatnonzero(w)]
     width = padded.input_ids.shape[1]
     assert (padded.rows // width).tolist() == padded.sequence_ids.tolist()  # no row looks into a neighbour
     for row, prompt, response in zip(padded.input_ids.numpy(), prompts, responses, strict=True):

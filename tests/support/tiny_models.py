@@ -33,7 +33,7 @@ def save_tiny_llama(
     tied: bool = True,
     context: int = 128,
     seed: int = 0,
-    spread: float = 0.4,
+    spread: float = 0.2,
 ) -> Path:
     """Save a random Llama. ``spread`` is the scale of its weights: large enough that probabilities are uneven."""
     config = LlamaConfig(

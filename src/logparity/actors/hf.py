@@ -19,7 +19,7 @@ from logparity.errors import InputError
 from logparity.layout.padded import pad_sequences, split_by_response
 from logparity.losses.base import Denominators, EntropyMode, Metrics, Objective, merge_metrics
 from logparity.models.folder import check_model_folder
-from logparity.models.loading import as_device, as_dtype, head_options, load_causal_lm
+from logparity.models.loading import as_device, as_dtype, head_options, load_causal_lm, recompute_layers
 from logparity.models.weights import named_weights
 from logparity.records import FloatArray, ScoredTokens, TokenBatch, TrainingBatch
 
@@ -77,8 +77,7 @@ class HFActor:
         if reference:
             self._reference = load_causal_lm(model_folder, dtype=as_dtype(dtype), device=self._device)
         if gradient_checkpointing:
-            self._model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            self._model.train()  # Transformers checkpoints in training mode only; dropout is off in both.
+            recompute_layers(self._model)
 
     @property
     def weight_version(self) -> int:
@@ -198,6 +197,8 @@ class HFActor:
     ) -> tuple[float, Metrics]:
         """Add one micro-batch's gradient to the masters'."""
         tokens = batch.tokens
+        if objective.temperature is not None:
+            tokens = tokens.at_temperature(objective.temperature)
         padded = pad_sequences(tokens.prompt_ids, tokens.response_ids, wanted=tokens.response_mask, device=self._device)
         log_probs, entropy = response_log_probs(
             self._model,

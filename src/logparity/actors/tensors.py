@@ -88,6 +88,8 @@ def token_tensors(batch: TrainingBatch, padded: PaddedBatch, log_probs: Tensor, 
         ref_log_probs=flat(batch.ref_log_probs),
         rollout_log_probs=flat(batch.rollout_log_probs),
         entropy=entropy,
+        keys=batch.tokens.keys,
+        positions=padded.positions,
     )
 
 

@@ -30,12 +30,14 @@ class PaddedBatch:
         rows: int64 ``[N]``: rows of the flattened ``[B * L]`` positions that predict the targets.
         targets: int64 ``[N]``: response token ids, sequence by sequence.
         sequence_ids: int64 ``[N]``: the sequence each target belongs to, ascending.
+        positions: int64 ``[N]``: index of each target in its response.
     """
 
     input_ids: Tensor
     rows: Tensor
     targets: Tensor
     sequence_ids: Tensor
+    positions: Tensor
 
 
 def pad_sequences(
@@ -66,7 +68,7 @@ def pad_sequences(
     lengths = [len(p) + len(r) for p, r in zip(prompt_ids, response_ids, strict=True)]
     width = max(lengths)
     ids = np.full((len(lengths), width), pad_id, dtype=np.int64)
-    rows, targets, owners = [], [], []
+    rows, targets, owners, positions = [], [], [], []
     for b, (prompt, response) in enumerate(zip(prompt_ids, response_ids, strict=True)):
         ids[b, : len(prompt)] = prompt
         ids[b, len(prompt) : lengths[b]] = response
@@ -77,11 +79,13 @@ def pad_sequences(
         rows.append(b * width + local[keep])
         targets.append(np.asarray(response, dtype=np.int64)[keep])
         owners.append(np.full(int(keep.sum()), b, dtype=np.int64))
+        positions.append(np.flatnonzero(keep))
     return PaddedBatch(
         input_ids=torch.from_numpy(ids).to(device),
         rows=torch.from_numpy(np.concatenate(rows)).to(device),
         targets=torch.from_numpy(np.concatenate(targets)).to(device),
         sequence_ids=torch.from_numpy(np.concatenate(owners)).to(device),
+        positions=torch.from_numpy(np.concatenate(positions)).to(device),
     )
 
 

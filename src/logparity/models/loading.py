@@ -33,7 +33,7 @@ def as_device(name: str | torch.device | None) -> torch.device:
 
 
 def load_causal_lm(folder: str | Path, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """Load a causal language model without dropout, with SDPA attention, in one dtype.
+    """Load a causal language model without dropout in one dtype; attention is SDPA where the family supports it.
 
     Args:
         folder: a local Hugging Face folder.
@@ -49,9 +49,7 @@ def load_causal_lm(folder: str | Path, *, dtype: torch.dtype, device: torch.devi
     checked = check_model_folder(folder)
     try:
         with quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(
-                checked.path, dtype=dtype, attn_implementation="sdpa", local_files_only=True
-            )
+            model = AutoModelForCausalLM.from_pretrained(checked.path, dtype=dtype, local_files_only=True)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelError(f"model folder {checked.path} cannot be loaded: {_first_line(error)}") from error
     without_dropout(model)
@@ -78,11 +76,26 @@ def without_dropout(model: torch.nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
+def recompute_layers(model: PreTrainedModel) -> None:
+    """Let the backward recompute each layer instead of keeping its activations."""
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    else:  # its name in earlier releases of transformers 5
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()  # layers are recomputed in training mode only; dropout is off in both
+
+
 def head_options(config: Any) -> dict[str, float]:
     """What a model applies to the output of its LM head, as keyword options of the log-prob operation.
 
     Gemma caps its logits, Granite divides them, Cohere multiplies them; the actor projects hidden states itself and
     must do the same.
+
+    Args:
+        config: the model's configuration.
+
+    Returns:
+        ``logit_softcap`` and ``logit_scale``, each only where the family has it.
     """
     text = config.get_text_config()
     options: dict[str, float] = {}
@@ -99,4 +112,12 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-__all__ = ["as_device", "as_dtype", "head_options", "load_causal_lm", "load_tokenizer", "without_dropout"]
+__all__ = [
+    "as_device",
+    "as_dtype",
+    "head_options",
+    "load_causal_lm",
+    "load_tokenizer",
+    "recompute_layers",
+    "without_dropout",
+]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from logparity.ops.api import token_log_probs
 from logparity.ops.choice import Choice, choose
 from logparity.ops.results import TokenLogProbs
 from logparity.ops.support import Support
 
-__all__ = ["Choice", "Support", "TokenLogProbs", "choose"]
+__all__ = ["Choice", "Support", "TokenLogProbs", "choose", "token_log_probs"]

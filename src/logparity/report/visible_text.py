@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 
-_BREAKS = {"\n": "↵", "\r": "↵", "\t": "⇥"}
+_BREAKS = {"\n": "↵", "\r": "↵", "\t": "⇥", "\u2028": "↵", "\u2029": "↵"}
 
 
 def visible(value: object) -> str:

@@ -117,5 +117,5 @@ def test_bad_input_is_named() -> None:
         gae(three, three, mask, ids, lam=-0.1)
     with pytest.raises(InputError, match="values: expected shape"):
         gae(three, torch.zeros(2), mask, ids)
-    with pytest.raises(InputError, match="mask: expected only 0 and 1, got 0.5"):
+    with pytest.raises(InputError, match=r"mask: expected only 0 and 1, got 0\.5"):
         discounted_returns(three, torch.tensor([1, 0.5, 0]), ids)

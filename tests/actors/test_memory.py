@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from tests.support.tiny_models import save_tiny_llama
 
 TOKENS, VOCAB = 4096, 49152

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from logparity.errors import LogparityError
 from logparity.notation import IGNORE_INDEX
 from logparity.ops import checks
+from logparity.ops.calls import scores_in_shape, tell_others
 from logparity.ops.choice import choose
 from logparity.ops.chunked import GradientPlace, chunked_scores
 from logparity.ops.guards import gradient_place
@@ -18,9 +18,6 @@ from logparity.ops.options import ChunkSize, Scoring, scoring
 from logparity.ops.reference import reference_scores
 from logparity.ops.results import TokenLogProbs
 from logparity.ops.support import Support
-from logparity.ops.totals import totals_payload
-from logparity.parallel.collectives import exchange
-from logparity.parallel.gather import gather_payload
 from logparity.parallel.vocab import ShardLayout, VocabShard, shard_layout
 
 
@@ -114,60 +111,17 @@ def token_log_probs(
         impl = choose(impl, device=logits.device, dtype=logits.dtype).impl
         place = gradient_place(logits, grad_into_logits, grad_buffer)
     except LogparityError as failure:
-        _tell_others(failure, layout, logits, targets, impl, entropy, support is not None, valid_vocab_size)
+        tell_others(failure, layout, logits, targets, impl, entropy, support is not None, valid_vocab_size)
         raise
     with torch.autocast(logits.device.type, enabled=False):
-        return _shaped(_scores(logits, asked, layout, place, impl), asked.shape)
+        return scores_in_shape(asked, lambda some: _run(logits, some, layout, place, impl))
 
 
 def _layout(shard: VocabShard | None, logits: Tensor) -> ShardLayout:
     return ShardLayout.whole(logits.shape[-1]) if shard is None else shard_layout(shard, logits.device)
 
 
-def _tell_others(
-    failure: LogparityError,
-    layout: ShardLayout,
-    logits: Tensor,
-    targets: Tensor,
-    impl: str,
-    entropy: str,
-    support: bool,
-    valid: int | None,
-) -> None:
-    """Take part in the collective that the other ranks wait in, with the failure as payload."""
-    if layout.alone:
-        return
-    count = targets.numel() if isinstance(targets, Tensor) else 0
-    columns = valid if valid is not None and 1 <= valid <= layout.columns else layout.columns
-    if impl == "reference":
-        payload = gather_payload(count, layout, logits)
-    else:
-        payload = totals_payload(count, layout, columns, entropy, support, logits.device)
-    exchange(payload, layout, failure=failure)
-
-
-def _scores(logits: Tensor, asked: Scoring, layout: ShardLayout, place: GradientPlace, impl: str) -> TokenLogProbs:
-    ignored = asked.targets == asked.ignore_index
-    if ignored.device.type == "cpu":
-        if not bool(ignored.any()):
-            return _run(logits, asked, layout, place, impl)
-        kept = ignored.logical_not().nonzero().flatten()
-        scores = _run(logits, asked.select(kept), layout, place, impl)
-        return _each(scores, lambda values: values.new_zeros(len(asked)).index_copy(0, kept, values))
-    # Elsewhere, which targets are ignored is not known without waiting for the device: score them as id 0 and hide it.
-    anything = replace(asked, targets=asked.targets.masked_fill(ignored, 0))
-    return _each(_run(logits, anything, layout, place, impl), lambda values: values.masked_fill(ignored, 0.0))
-
-
 def _run(logits: Tensor, asked: Scoring, layout: ShardLayout, place: GradientPlace, impl: str) -> TokenLogProbs:
     if impl == "reference":
         return reference_scores(logits, asked, layout)
     return chunked_scores(logits, asked, layout, place)
-
-
-def _shaped(scores: TokenLogProbs, shape: torch.Size) -> TokenLogProbs:
-    return _each(scores, lambda values: values.reshape(shape))
-
-
-def _each(scores: TokenLogProbs, change: Callable[[Tensor], Tensor]) -> TokenLogProbs:
-    return TokenLogProbs(*(None if values is None else change(values) for values in scores))

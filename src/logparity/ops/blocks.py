@@ -1,8 +1,8 @@
 """Fixed blocks of 1,024 columns by global index, and their statistics in one fixed order.
 
 Row statistics never depend on how many rows are held at a time, on threads, or on where a shard begins, because every
-block is summed alone: its columns sit at the same place of a padded scratch whatever the run looks like, and elementwise
-operations and sums along a row of 1,024 do not look beyond it.
+block is summed alone: its columns sit at the same place of a padded scratch whatever the run looks like, and
+elementwise operations and sums along a row of 1,024 do not look beyond it.
 """
 
 from __future__ import annotations
@@ -103,10 +103,19 @@ def block_statistics(scratch: Scratch, count: int, rate: Rate, out: Stats, produ
 
 
 def exponents_(values: Tensor, reference: Tensor, rate: Rate) -> Tensor:
-    """``log2(e) * rate * (values - reference)`` in place: the temperature comes after the maximum is taken off.
+    """Turn logits into base-2 exponents below a reference, in place: ``log2(e) * rate * (values - reference)``.
 
-    The base is 2 because torch's float32 exp is several times slower on CPU than its exp2, and a hundred times slower
-    where results are subnormal.
+    The temperature comes after the reference is taken off: before, it would round a large common offset. The base is 2
+    because torch's float32 exp is several times slower on CPU than its exp2, and a hundred times slower where results
+    are subnormal.
+
+    Args:
+        values: ``[rows, ..]`` logits.
+        reference: broadcasts against them.
+        rate: ``1 / temperature``, a float or float64 ``[rows, 1]``.
+
+    Returns:
+        ``values``.
     """
     if isinstance(rate, Tensor):
         factor = (rate * LOG2_E).to(values.dtype)

@@ -38,7 +38,7 @@ def valid_columns(valid_vocab_size: int | None, columns: int) -> int:
         return columns
     if not 1 <= valid_vocab_size <= columns:
         raise InputError(
-            f"valid_vocab_size: expected 1 to {columns} (the padded vocabulary over all shards), got {valid_vocab_size}."
+            f"valid_vocab_size: expected 1 to {columns} (the padded vocabulary, all shards), got {valid_vocab_size}."
         )
     return int(valid_vocab_size)
 
@@ -117,7 +117,7 @@ def _row_values(index: Tensor, count: int) -> None:
 def temperature(value: float | Tensor, targets: Tensor, *, check_values: bool) -> float | Tensor:
     """Temperature is a finite number > 0, or one such per target: a float, or detached float64 ``[N]``."""
     if not isinstance(value, Tensor) or value.dim() == 0:
-        return _one_temperature(value, check_values)
+        return _one_temperature(value)
     if value.requires_grad:
         raise InputError("temperature: expected a constant, got a tensor that requires grad. Detach it.")
     if value.shape != targets.shape:
@@ -137,7 +137,7 @@ def temperature(value: float | Tensor, targets: Tensor, *, check_values: bool) -
     return value.detach().reshape(-1).to(torch.float64)
 
 
-def _one_temperature(value: float | Tensor, check_values: bool) -> float | Tensor:
+def _one_temperature(value: float | Tensor) -> float:
     if isinstance(value, Tensor):
         if value.requires_grad:
             raise InputError("temperature: expected a constant, got a tensor that requires grad. Detach it.")

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from logparity.ops.blocks import BlockGrid
-from logparity.ops.gradient import Upstream, write_gradient
+from logparity.ops.gradient import Upstream
+from logparity.ops.logits_gradient import write_gradient
 from logparity.ops.options import Entropy, Scoring
 from logparity.ops.results import TokenLogProbs
 from logparity.ops.rows import zero_rows_
@@ -54,7 +55,7 @@ def chunked_scores(logits: Tensor, scoring: Scoring, layout: ShardLayout, place:
         gradient.
     """
     if torch.is_grad_enabled() and logits.requires_grad:
-        return TokenLogProbs(*_ChunkedScores.apply(logits, scoring, layout, place))
+        return TokenLogProbs(*_ChunkedScores.apply(logits, scoring, layout, place))  # type: ignore[no-untyped-call]
     totals = _totals(logits, scoring, layout)
     return totals.outputs(working_dtype(logits.dtype))
 
@@ -84,7 +85,7 @@ class _ChunkedScores(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None, None, None]:
         if ctx.spent:
             raise RuntimeError(
@@ -93,7 +94,13 @@ class _ChunkedScores(torch.autograd.Function):
             )
         logits, *totals = _saved(ctx)
         ctx.spent = ctx.place.overwrites
-        return _gradient(logits, ctx, RowTotals(*totals), Upstream.of(*gradients)), None, None, None
+        upstream = Upstream.of(*gradients)
+        return (
+            scores_gradient(logits, ctx.scoring, ctx.layout, ctx.place, RowTotals(*totals), upstream),
+            None,
+            None,
+            None,
+        )
 
 
 def _saved(ctx: Any) -> tuple[Tensor, ...]:
@@ -108,15 +115,29 @@ def _saved(ctx: Any) -> tuple[Tensor, ...]:
         ) from error
 
 
-def _gradient(logits: Tensor, ctx: Any, totals: RowTotals, upstream: Upstream) -> Tensor | None:
+def scores_gradient(
+    logits: Tensor, scoring: Scoring, layout: ShardLayout, place: GradientPlace, totals: RowTotals, upstream: Upstream
+) -> Tensor | None:
+    """Gradient of the scores in the logits' shape and dtype; None where no gradient reaches any score.
+
+    Args:
+        logits: ``[.., V_local]``, as they were in forward.
+        scoring: what was asked.
+        layout: who holds which columns.
+        place: where the gradient goes.
+        totals: statistics of whole rows, from forward.
+        upstream: gradients that reach the scores.
+
+    Returns:
+        The gradient; rows whose scores have no gradient, and padding columns, are exactly 0.
+    """
     active = upstream.active()
     if active is None:
         return None
-    scoring, grid = ctx.scoring, _grid(ctx.scoring, ctx.layout)
-    scoring, totals, upstream, covered = _needed(logits, scoring, totals, upstream, active)
-    out = _output(logits, ctx.place)
     # Rows without gradient are not even read: NaN there must not leak.
-    write_gradient(logits, out, scoring, grid, totals, upstream)
+    scoring, totals, upstream, covered = _needed(logits, scoring, totals, upstream, active)
+    out = _output(logits, place)
+    write_gradient(logits, out, scoring, _grid(scoring, layout), totals, upstream)
     if covered is not None:
         zero_rows_(out, covered)
     return out
@@ -131,7 +152,7 @@ def _needed(
     if active.device.type == "cpu" and not bool(active.all()):
         positions = active.nonzero().flatten()
         scoring, upstream = scoring.select(positions), upstream.select(positions)
-        totals = RowTotals(*(None if each is None else each[positions] for each in totals))
+        totals = totals.select(positions)
         active = active[positions]
     if len(scoring) == rows and active.device.type == "cpu":
         return scoring, totals, upstream, None

@@ -14,6 +14,14 @@ _VIEWS = ("View", "Alias", "Select", "Slice", "Squeeze", "Unsqueeze", "Transpose
 def gradient_place(logits: Tensor, into_logits: bool, buffer: Tensor | None) -> GradientPlace:
     """Check where the gradient is to go.
 
+    Args:
+        logits: ``[.., V_local]``.
+        into_logits: whether backward is to overwrite them.
+        buffer: a tensor that backward is to overwrite instead.
+
+    Returns:
+        The place.
+
     Raises:
         InputError: both places named; the logits are a leaf that requires grad, share memory between rows, or are
             needed by the operation that made them; the buffer is not like the logits.

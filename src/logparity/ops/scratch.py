@@ -7,9 +7,6 @@ from torch import Tensor
 
 from logparity.ops.tree import BLOCK
 
-SCRATCH_BYTES = 8 << 20
-"""What all scratches of a call take together at most: small enough to stay in a CPU's cache."""
-
 _GRAIN = 32768
 _LANES = 32
 """How torch splits elementwise work: no thread gets less than a grain, and a thread's last columns that do not fill
@@ -40,12 +37,6 @@ class Scratch:
         size = _whole_blocks(count * self.width // BLOCK) * BLOCK
         torch.exp2(self._flat[:size], out=target._flat[:size])
         return target.rows(count)
-
-
-def scratch_rows(width: int, itemsize: int, scratches: int, chunk_size: int | None) -> int:
-    """Rows to hold at once: as many as `SCRATCH_BYTES` allow for all scratches, at most ``chunk_size``, at least one."""
-    fitting = SCRATCH_BYTES // max(1, width * itemsize * scratches)
-    return max(1, fitting if chunk_size is None else min(fitting, chunk_size))
 
 
 def _whole_blocks(blocks: int) -> int:

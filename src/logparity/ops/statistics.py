@@ -10,7 +10,8 @@ from torch import Tensor
 from logparity.ops.blocks import BlockGrid, block_statistics
 from logparity.ops.options import Entropy, Scoring
 from logparity.ops.rows import RowView, row_chunks
-from logparity.ops.scratch import Scratch, scratch_rows
+from logparity.ops.scratch import Scratch
+from logparity.ops.sizes import scratch_rows
 from logparity.ops.support import SupportEntries
 from logparity.ops.tree import BLOCK, Rate, Stats, reduce_blocks
 
@@ -54,8 +55,8 @@ def local_statistics(logits: Tensor, scoring: Scoring, grid: BlockGrid) -> Local
     view = RowView(logits, grid.owned)
     dtype = working_dtype(logits.dtype)
     target = shaped_elements(view, scoring, scoring.row_index(), scoring.targets, grid, dtype)
-    nodes = _Collector(len(scoring), grid.nodes, scoring.entropy is not Entropy.NONE, logits.device)
-    supports = None if scoring.support is None else _Collector(len(scoring), grid.nodes, False, logits.device)
+    nodes = NodeCollector(len(scoring), grid.nodes, scoring.entropy is not Entropy.NONE, logits.device)
+    supports = None if scoring.support is None else NodeCollector(len(scoring), grid.nodes, False, logits.device)
     if grid.owned:
         picked = None
         if scoring.support is not None:
@@ -66,9 +67,9 @@ def local_statistics(logits: Tensor, scoring: Scoring, grid: BlockGrid) -> Local
         for start in range(0, len(scoring), slab):
             part = slice(start, min(start + slab, len(scoring)))
             rate = scoring.distribution.rate(part)
-            nodes.put(part, _reduced(scan.blocks(part), grid, rate))
+            nodes.put(part, reduced(scan.blocks(part), grid, rate))
             if supports is not None and picked is not None and scoring.support is not None:
-                supports.put(part, _reduced(_support_blocks(scoring.support, picked, part, grid, rate), grid, rate))
+                supports.put(part, reduced(support_blocks(scoring.support, picked, part, grid, rate), grid, rate))
     return LocalStatistics(nodes.stats, target, None if supports is None else supports.stats)
 
 
@@ -113,7 +114,7 @@ class _Scan:
         return Stats(*(column.to(torch.float64) for column in columns))
 
 
-def _support_blocks(entries: SupportEntries, values: Tensor, part: slice, grid: BlockGrid, rate: Rate) -> Stats:
+def support_blocks(entries: SupportEntries, values: Tensor, part: slice, grid: BlockGrid, rate: Rate) -> Stats:
     """Block statistics over a slab's support ids alone; repeated ids and those of other ranks count for nothing."""
     span = entries.span(part)
     row, token = entries.row[span] - part.start, entries.id[span]
@@ -130,11 +131,12 @@ def _support_blocks(entries: SupportEntries, values: Tensor, part: slice, grid: 
     return Stats(top.view(shape), total.view(shape))
 
 
-def _reduced(blocks: Stats, grid: BlockGrid, rate: Rate) -> Stats:
+def reduced(blocks: Stats, grid: BlockGrid, rate: Rate) -> Stats:
+    """A slab's block statistics reduced to the nodes that the grid's owner holds whole."""
     return reduce_blocks(blocks, grid.start, grid.stop, grid.columns, rate)
 
 
-class _Collector:
+class NodeCollector:
     """Node statistics of all rows, filled slab by slab."""
 
     def __init__(self, rows: int, nodes: int, weighted: bool, device: torch.device) -> None:
@@ -142,6 +144,7 @@ class _Collector:
         self.stats = Stats(*fields)
 
     def put(self, part: slice, stats: Stats) -> None:
+        """Store the statistics of a slab of rows."""
         for mine, theirs in zip(self.stats, stats, strict=True):
             if mine is not None and theirs is not None:
                 mine[part] = theirs

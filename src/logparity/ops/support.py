@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ class Support:
                     "Build it with Support.from_lists([[...], ...])."
                 )
         marks = self.offsets.tolist()
-        rising = all(a <= b for a, b in zip(marks, marks[1:], strict=False))
+        rising = all(a <= b for a, b in pairwise(marks))
         if not marks or marks[0] != 0 or marks[-1] != self.ids.numel() or not rising:
             raise SupportError(
                 f"support offsets: expected to run from 0 up to {self.ids.numel()} (the number of ids), got "

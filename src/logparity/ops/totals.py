@@ -39,6 +39,10 @@ class RowTotals(NamedTuple):
     support_log_sum: Tensor | None = None
     support_log_probs: Tensor | None = None
 
+    def select(self, positions: Tensor) -> RowTotals:
+        """The statistics of some targets."""
+        return RowTotals._make(None if each is None else each[positions] for each in self)
+
     def outputs(self, dtype: torch.dtype) -> TokenLogProbs:
         """The scores, rounded once."""
         return TokenLogProbs(
@@ -50,6 +54,14 @@ class RowTotals(NamedTuple):
 
 def gather_totals(local: LocalStatistics, scoring: Scoring, layout: ShardLayout) -> RowTotals:
     """Merge the ranks' statistics; one collective, none for a single process.
+
+    Args:
+        local: this rank's statistics.
+        scoring: what is asked.
+        layout: who holds which columns.
+
+    Returns:
+        Statistics of whole rows, the same bits on every rank.
 
     Raises:
         LogparityError: another rank failed (read from the collective's payload).
@@ -90,7 +102,7 @@ def _pack(local: LocalStatistics, width: int) -> Tensor:
 
 
 def _unpack(payload: Tensor, width: int, scoring: Scoring) -> LocalStatistics:
-    fields = list(payload[:, :-1].split(width, dim=1))
+    fields = list(torch.split(payload[:, :-1], width, dim=1))
     weighted = fields.pop(2) if scoring.entropy is not Entropy.NONE else None
     support = Stats(*fields[2:4]) if scoring.support is not None else None
     return LocalStatistics(Stats(fields[0], fields[1], weighted), payload[:, -1], support)

@@ -1,5 +1,6 @@
-r"""One fixed binary tree over the vocabulary's blocks: merging statistics along it gives the same bits however the
-blocks are spread over ranks.
+"""One fixed binary tree over the vocabulary's blocks.
+
+Merging statistics along it gives the same bits however the blocks are spread over ranks.
 
 A set of columns is summarised by its `Stats`. With ``rate = 1 / temperature``::
 

@@ -28,7 +28,7 @@ def gather_columns(shard: Tensor, layout: ShardLayout, *, read_failures: bool = 
     """
     if layout.alone:
         return shard
-    gathered: Tensor = _GatherColumns.apply(shard, layout, read_failures)
+    gathered: Tensor = _GatherColumns.apply(shard, layout, read_failures)  # type: ignore[no-untyped-call]
     return gathered
 
 
@@ -51,7 +51,7 @@ class _GatherColumns(torch.autograd.Function):
         return torch.cat([part[:, :width] for part, width in zip(received, widths, strict=True)], dim=1)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         start, stop = ctx.own
         return gradient[:, start:stop], None, None

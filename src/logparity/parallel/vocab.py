@@ -84,7 +84,14 @@ _LAYOUTS: WeakKeyDictionary[dist.ProcessGroup, dict[Bounds, ShardLayout]] = Weak
 
 
 def shard_layout(shard: VocabShard, device: torch.device) -> ShardLayout:
-    """The layout of a shard's group: exchanged at first use (one collective on ``device``), cached after.
+    """The layout of a shard's group: exchanged at first use (one collective), cached after.
+
+    Args:
+        shard: this rank's columns.
+        device: where the group communicates.
+
+    Returns:
+        Every rank's bounds, checked.
 
     Raises:
         ShardError: on every rank, where shards overlap, leave a gap, or do not start at 0.

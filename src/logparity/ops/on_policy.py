@@ -1,0 +1,181 @@
+"""Log-probs that repeat a rollout engine's arithmetic bit by bit (true on-policy training).
+
+An engine divides its logits by the temperature and takes a log-softmax over the full vocabulary, both in one dtype. To
+get the same bits, the trainer does exactly that: it gathers the vocabulary, drops the padding, divides *before* the
+log-softmax, and rounds where the engine rounds. What is right here is what the engine does, not what is most accurate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from logparity.errors import LogparityError
+from logparity.notation import IGNORE_INDEX
+from logparity.ops import checks
+from logparity.ops.blocks import BlockGrid
+from logparity.ops.chunked import GradientPlace, scores_gradient
+from logparity.ops.gradient import Upstream
+from logparity.ops.options import ChunkSize, Entropy, Scoring, scoring
+from logparity.ops.results import TokenLogProbs
+from logparity.ops.statistics import local_statistics
+from logparity.ops.totals import RowTotals, gather_totals
+from logparity.parallel.collectives import exchange
+from logparity.parallel.gather import gather_columns, gather_payload
+from logparity.parallel.vocab import ShardLayout, VocabShard, shard_layout
+
+ROW_BYTES = 64 << 20
+"""What the gathered rows of a chunk and their copies in the compute dtype take together, by default."""
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def on_policy_token_log_probs(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    compute_dtype: torch.dtype | None = None,
+    entropy: str = "none",
+    shard: VocabShard | None = None,
+    valid_vocab_size: int | None = None,
+    chunk_size: ChunkSize = "auto",
+) -> TokenLogProbs:
+    """Score target tokens by a rollout engine's own arithmetic: divide, then log-softmax, all in one dtype.
+
+    ::
+
+        log_probs = log_softmax(logits.to(compute_dtype) / temperature)[target], widened to float32
+
+    It owns the temperature: divide nothing before, and pass the result on as it is.
+
+    Args:
+        logits: ``[T, V_local]`` or ``[.., V_local]`` in model precision.
+        targets: int64 global token ids in the shape of the leading axes; ``-100`` scores 0 without gradient.
+        temperature: divides the logits; a float > 0 or one per target.
+        compute_dtype: dtype of the division and the log-softmax; None for the logits' own, float32 for engines that
+            upcast first.
+        entropy: ``none``, ``value``, or ``grad``; computed exactly, as by `token_log_probs`.
+        shard: the columns this rank holds; None where it holds all.
+        valid_vocab_size: columns from here on are padding and are dropped.
+        chunk_size: rows gathered at a time; equal on every rank.
+
+    Returns:
+        Scores in nats, in the shape of the targets; float32, or float64 where the log-softmax is in float64. The
+        gradient is that of the exact function, rounded once to the logits' dtype.
+
+    Raises:
+        InputError: an argument is wrong; under a shard on every rank.
+
+    Memory:
+        A chunk of full-vocabulary rows and two copies in the compute dtype: 64 MiB by default. One collective per
+        chunk; none in backward.
+    """
+    checks.logits_tensor(logits)
+    layout = ShardLayout.whole(logits.shape[-1]) if shard is None else shard_layout(shard, logits.device)
+    dtype = compute_dtype or logits.dtype
+    try:
+        checks.columns_match(logits.shape[-1], layout.own[1] - layout.own[0], "logits")
+        asked = scoring(
+            targets,
+            leading=logits.shape[:-1],
+            device=logits.device,
+            columns=layout.columns,
+            temperature=temperature,
+            entropy=entropy,
+            valid_vocab_size=valid_vocab_size,
+            chunk_size=chunk_size,
+        )
+    except LogparityError as failure:
+        count = targets.numel() if isinstance(targets, Tensor) else 0
+        rows = chunk_size if isinstance(chunk_size, int) else _chunk_rows(layout, dtype)
+        exchange(gather_payload(min(count, rows), layout, logits), layout, failure=failure)
+        raise
+    with torch.autocast(logits.device.type, enabled=False):
+        log_probs, entropies = _OnPolicyScores.apply(logits, asked, layout, dtype)  # type: ignore[no-untyped-call]
+    shaped = None if entropies is None else entropies.reshape(asked.shape)
+    return TokenLogProbs(log_probs.reshape(asked.shape), shaped)
+
+
+def _chunk_rows(layout: ShardLayout, dtype: torch.dtype) -> int:
+    return max(1, ROW_BYTES // (3 * layout.columns * dtype.itemsize))
+
+
+class _OnPolicyScores(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, asked: Scoring, layout: ShardLayout, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor | None]:
+        ignored = asked.targets == IGNORE_INDEX
+        asked = asked.select(asked.row_index())
+        asked.targets.masked_fill_(ignored, 0)
+        need_totals = logits.requires_grad or asked.entropy is not Entropy.NONE
+        log_probs, totals = _forward(logits.detach(), asked, layout, dtype, need_totals)
+        ctx.set_materialize_grads(False)
+        ctx.asked, ctx.layout, ctx.ignored = asked, layout, ignored
+        if logits.requires_grad:
+            ctx.save_for_backward(logits, *(totals or ()))
+        entropy = None if totals is None or totals.entropy is None else totals.entropy.to(log_probs.dtype)
+        if entropy is not None:
+            entropy.masked_fill_(ignored, 0.0)
+            if asked.entropy is Entropy.VALUE:
+                ctx.mark_non_differentiable(entropy)
+        return log_probs.masked_fill_(ignored, 0.0), entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+        logits, *totals = ctx.saved_tensors
+        wanted = (None if each is None else each.masked_fill(ctx.ignored, 0.0) for each in gradients)
+        upstream, place = Upstream.of(*wanted), GradientPlace()
+        gradient = scores_gradient(logits, ctx.asked, ctx.layout, place, RowTotals(*totals), upstream)
+        return gradient, None, None, None
+
+
+def _forward(
+    logits: Tensor, asked: Scoring, layout: ShardLayout, dtype: torch.dtype, need_totals: bool
+) -> tuple[Tensor, RowTotals | None]:
+    flat = logits.flatten(0, -2) if logits.is_contiguous() or logits.dim() == 2 else logits
+    rows = asked.chunk_size or _chunk_rows(layout, dtype)
+    log_probs, totals = [], []
+    # Without targets there is one empty chunk, so that every rank takes part in one collective.
+    for start in range(0, max(1, len(asked)), rows):
+        positions = torch.arange(start, min(start + rows, len(asked)), device=logits.device)
+        part = asked.select(positions)
+        full = gather_columns(_rows(flat, part.row_index()), layout, read_failures=asked.validate)
+        full = full[:, : asked.columns]
+        log_probs.append(_engine_log_probs(full, part, dtype))
+        if need_totals:
+            totals.append(_exact_totals(full, part))
+    merged = None
+    if need_totals:
+        merged = RowTotals._make(None if each[0] is None else torch.cat(each) for each in zip(*totals, strict=True))
+    return torch.cat(log_probs), merged
+
+
+def _rows(logits: Tensor, rows: Tensor) -> Tensor:
+    return logits[rows] if logits.dim() == 2 else logits[torch.unravel_index(rows, logits.shape[:-1])]
+
+
+def _engine_log_probs(full: Tensor, part: Scoring, dtype: torch.dtype) -> Tensor:
+    temperature = part.distribution.temperature
+    values = full.to(dtype)
+    if isinstance(temperature, Tensor):
+        # Division in float32 rounded to the dtype is what torch does for a Python number as well.
+        wide = torch.promote_types(dtype, torch.float32)
+        values = torch.div(values, temperature.to(wide).unsqueeze(1)).to(dtype)
+    elif temperature != 1.0:
+        values = values / temperature
+    log_p = torch.log_softmax(values, dim=-1)
+    known = (part.targets >= 0) & (part.targets < part.columns)
+    picked = log_p.gather(1, part.targets.masked_fill(~known, 0).unsqueeze(1)).squeeze(1)
+    return picked.to(torch.promote_types(dtype, torch.float32)).masked_fill_(~known, torch.nan)
+
+
+def _exact_totals(full: Tensor, part: Scoring) -> RowTotals:
+    everything = replace(part, rows=None, chunk_size=None)
+    grid = BlockGrid.of(0, part.columns, part.columns)
+    return gather_totals(local_statistics(full, everything, grid), everything, ShardLayout.whole(part.columns))

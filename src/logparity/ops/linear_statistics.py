@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -41,41 +41,40 @@ def linear_statistics(head: Head, scoring: Scoring, grid: BlockGrid) -> LocalSta
     nodes = NodeCollector(count, grid.nodes, scoring.entropy is not Entropy.NONE, device)
     supports = None if scoring.support is None else NodeCollector(count, grid.nodes, False, device)
     target = torch.full((count,), torch.nan, dtype=torch.float64, device=device)
+    picked = None
+    if scoring.support is not None:
+        picked = torch.full(scoring.support.id.shape, torch.nan, dtype=torch.float64, device=device)
     if grid.owned and count:
         scan = _TileScan(head, scoring, grid)
         size = tile_rows(count, scoring.chunk_size)
         for start in range(0, count, size):
             part = slice(start, min(start + size, count))
-            found = scan.rows(part)
-            target[part] = found.target
-            _collect(found, part, scoring, grid, nodes, supports)
+            blocks = scan.rows(part, target, picked)
+            _merge(blocks, part, scoring, grid, nodes)
+            if supports is not None and picked is not None:
+                _merge_supports(picked, part, scoring, grid, supports)
     return LocalStatistics(nodes.stats, target, None if supports is None else supports.stats)
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What a scan of some rows found: block statistics in working precision, single logits in float64."""
-
-    blocks: Stats
-    target: Tensor
-    support: Tensor | None
+def _slabs(part: slice, grid: BlockGrid) -> Iterator[slice]:
+    """Cut rows so that the merge, which holds several float64 numbers a block, holds little at a time."""
+    size = max(1, SLAB // grid.count)
+    for start in range(part.start, part.stop, size):
+        yield slice(start, min(start + size, part.stop))
 
 
-def _collect(
-    found: _Found, part: slice, scoring: Scoring, grid: BlockGrid, nodes: NodeCollector, supports: NodeCollector | None
-) -> None:
-    """Merge blocks to nodes, some rows at a time: the merge is in float64 and holds several numbers a block."""
-    slab = max(1, SLAB // grid.count)
-    for start in range(part.start, part.stop, slab):
-        rows = slice(start, min(start + slab, part.stop))
+def _merge(blocks: Stats, part: slice, scoring: Scoring, grid: BlockGrid, nodes: NodeCollector) -> None:
+    for rows in _slabs(part, grid):
         inside = slice(rows.start - part.start, rows.stop - part.start)
+        fields = (field[inside].double() for field in blocks if field is not None)
+        nodes.put(rows, reduced(Stats(*fields), grid, scoring.distribution.rate(rows)))
+
+
+def _merge_supports(picked: Tensor, part: slice, scoring: Scoring, grid: BlockGrid, supports: NodeCollector) -> None:
+    assert scoring.support is not None
+    for rows in _slabs(part, grid):
         rate = scoring.distribution.rate(rows)
-        blocks = Stats(*(None if field is None else field[inside].double() for field in found.blocks))
-        nodes.put(rows, reduced(blocks, grid, rate))
-        if supports is not None and scoring.support is not None and found.support is not None:
-            span, whole = scoring.support.span(rows), scoring.support.span(part)
-            values = found.support[span.start - whole.start : span.stop - whole.start]
-            supports.put(rows, reduced(support_blocks(scoring.support, values, rows, grid, rate), grid, rate))
+        supports.put(rows, reduced(support_blocks(scoring.support, picked, rows, grid, rate), grid, rate))
 
 
 class _TileScan:
@@ -96,27 +95,28 @@ class _TileScan:
             for width in {tile.width for tile in tiles}
         }
 
-    def rows(self, part: slice) -> _Found:
-        """Statistics of all blocks for some rows, and the logits of their targets and supports."""
+    def rows(self, part: slice, target: Tensor, picked: Tensor | None) -> Stats:
+        """Statistics of all blocks for some rows; writes the logits of their targets and supports, float64."""
         count, device = part.stop - part.start, self._head.hidden.device
         fields = [
             torch.empty(count, self._grid.count, dtype=self._dtype, device=device) for _ in range(2 + self._weighted)
         ]
-        target = torch.full((count,), torch.nan, dtype=self._dtype, device=device)
-        picks = None if self._scoring.support is None else _SupportPicks(self._scoring, part, self._dtype)
+        own = torch.full((count,), torch.nan, dtype=self._dtype, device=device)
+        picks = None if picked is None else _SupportPicks(self._scoring, part, self._dtype)
         for tile_grid in self._tiles:
             local = slice(tile_grid.start - self._grid.start, tile_grid.stop - self._grid.start)
             tile = self._buffer.shaped(count, tile_grid.owned)
             self._head.fill(tile, part, self._head.weight_of(local))
             bias = None if self._head.bias is None else self._head.bias[local].to(self._dtype)
-            self._pick_targets(target, tile, tile_grid, bias, part)
+            self._pick_targets(own, tile, tile_grid, bias, part)
             if picks is not None:
                 picks.take(tile, tile_grid, bias)
             first = tile_grid.first - self._grid.first
             self._statistics(tile, tile_grid, bias, part, [f[:, first : first + tile_grid.count] for f in fields])
-        shape = self._scoring.distribution.shape_
-        support = None if picks is None else shape(picks.values).double()
-        return _Found(Stats(*fields), shape(target).double(), support)
+        target[part] = self._scoring.distribution.shape_(own).double()
+        if picks is not None and picked is not None:
+            picked[picks.span] = self._scoring.distribution.shape_(picks.values).double()
+        return Stats(*fields)
 
     def _statistics(
         self, tile: Tensor, grid: BlockGrid, bias: Tensor | None, part: slice, fields: list[Tensor]
@@ -146,7 +146,7 @@ class _SupportPicks:
 
     def __init__(self, scoring: Scoring, part: slice, dtype: torch.dtype) -> None:
         assert scoring.support is not None
-        span = scoring.support.span(part)
+        self.span = span = scoring.support.span(part)
         token = scoring.support.id[span]
         self._order = token.argsort()
         self._token = token[self._order]

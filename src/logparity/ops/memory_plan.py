@@ -11,7 +11,7 @@ KIB: Final = 2**10
 MIB: Final = 2**20
 GIB: Final = 2**30
 
-ITEM_BYTES: Final = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, "int64": 8}
+ITEM_BYTES: Final = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,9 @@ def logits_tensors(problem: Problem, rows: int, grad_into_logits: bool) -> tuple
         problem: what is computed.
         rows: rows of logits that are upcast at a time.
         grad_into_logits: whether the gradient takes no memory of its own.
+
+    Returns:
+        The tensors.
     """
     width = padded(problem.columns)
     tensors = [
@@ -41,6 +44,9 @@ def linear_tensors(problem: Problem, rows: int) -> tuple[PlannedTensor, ...]:
     Args:
         problem: what is computed.
         rows: rows of a tile.
+
+    Returns:
+        The tensors.
     """
     width = min(TILE_COLUMNS, padded(problem.columns))
     item = 8 if problem.scratch_dtype == "fp64" else 4

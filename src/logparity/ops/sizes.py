@@ -44,6 +44,9 @@ def scratch_rows(width: int, itemsize: int, scratches: int, chunk_size: int | No
         scratches: how many scratches share the bytes.
         chunk_size: the caller's bound; None for none.
         limit: bytes of all scratches together.
+
+    Returns:
+        Number of rows.
     """
     fitting = limit // max(1, width * itemsize * scratches)
     return max(1, fitting if chunk_size is None else min(fitting, chunk_size))
@@ -83,7 +86,7 @@ class Problem:
                 raise InputError(f"{name}: expected a whole number >= {least}, got {value!r}.")
         if self.hidden is not None and self.hidden < 1:
             raise InputError(f"hidden: expected a whole number >= 1, got {self.hidden!r}.")
-        if self.dtype not in ITEM_BYTES or self.dtype == "int64":
+        if self.dtype not in ("bf16", "fp16", "fp32", "fp64"):
             raise InputError(f"dtype: expected one of bf16, fp16, fp32, fp64, got {self.dtype!r}.")
         if self.entropy not in ("none", "value", "grad"):
             raise InputError(f"entropy: expected one of none, value, grad, got {self.entropy!r}.")

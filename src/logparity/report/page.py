@@ -58,7 +58,7 @@ def _stored(run: RunFolder, notes: list[str]) -> Iterator[StoredRollout]:
     for path in run.rollouts:
         try:
             yield from read_rollouts(path)
-        except InputError as error:  # noqa: PERF203 - a damaged file costs its own rows only
+        except InputError as error:  # a damaged file costs its own rows only
             notes.append(f"rollouts/{error}")
 
 

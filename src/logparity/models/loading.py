@@ -27,9 +27,15 @@ def as_dtype(name: str) -> torch.dtype:
 
 def as_device(name: str | torch.device | None) -> torch.device:
     """A device; None picks CUDA where there is one."""
-    if name is not None:
-        return torch.device(name)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError(f"device: expected for instance 'cpu' or 'cuda:0', got {name!r}.") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"device: {name} is not here; torch sees {torch.cuda.device_count()} CUDA devices.")
+    return device
 
 
 def load_causal_lm(folder: str | Path, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from logparity.actors import Actor, HFActor, OptimizerConfig
 from logparity.errors import InputError, ModelError, RunFolderError
-from logparity.losses import PolicyObjective
+from logparity.losses import CorrectionConfig, PolicyObjective, ReinforceConfig
 from logparity.losses.base import Denominators, EntropyMode, LogitPrecision, Metrics, Ratio, TokenTensors
 from logparity.models.loading import load_causal_lm
 from logparity.models.weights import named_weights
@@ -194,6 +194,33 @@ def test_the_policy_objective_trains(tiny_folder: Path, ragged: TokenBatch, sign
         for a, new, old, m in zip(batch.advantages, after.log_probs, first.log_probs, ragged.response_mask, strict=True)
     )
     assert gain > 0.1
+
+
+def test_correction_weights_are_divided_by_their_mean_over_the_whole_step(
+    tiny_folder: Path, ragged: TokenBatch, signal: Signal
+) -> None:
+    batch = signal(ragged)
+    batch = replace(
+        batch, rollout_log_probs=tuple(v + np.float32(0.3) * (i - 2) for i, v in enumerate(batch.old_log_probs))
+    )
+    objective = PolicyObjective(correction=CorrectionConfig(batch_normalise=True), surrogate=ReinforceConfig())
+    steps = [make(tiny_folder, objective, micro_batch_tokens=n).train_step(batch) for n in (1, 4096)]
+    exact = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float64)
+    weights = [np.full(m.sum(), min(np.exp(-0.3 * (i - 2)), 2.0)) for i, m in enumerate(ragged.response_mask)]
+    mean = np.concatenate(weights).mean()
+    weighted = replace(
+        batch,
+        advantages=tuple(
+            (a * (w[0] / mean if len(w) else 1)).astype(np.float32)
+            for a, w in zip(batch.advantages, weights, strict=True)
+        ),
+    )
+    with torch.no_grad():
+        expected = true_loss(exact, weighted).item()
+    for metrics in steps:
+        assert metrics["actor/loss"] == pytest.approx(expected, rel=1e-4)
+    with pytest.raises(InputError, match="rollout_log_probs: expected one array per sequence"):
+        make(tiny_folder, objective).train_step(signal(ragged))
 
 
 def test_bfloat16_updates_below_its_resolution_are_not_lost(

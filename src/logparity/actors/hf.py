@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from logparity.actors.checkpoint import read_checkpoint, write_checkpoint
+from logparity.actors.denominators import step_denominators
 from logparity.actors.forward import response_log_probs
 from logparity.actors.masters import MasterWeights
 from logparity.actors.microbatch import micro_batches
 from logparity.actors.optimizer import MasterOptimizer, OptimizerConfig, StepResult
-from logparity.actors.tensors import check_batch, count_active, per_token, token_tensors
+from logparity.actors.tensors import check_batch, per_token, token_tensors
 from logparity.errors import InputError
 from logparity.layout.padded import pad_sequences, split_by_response
 from logparity.losses.base import Denominators, EntropyMode, Metrics, Objective, merge_metrics
@@ -125,7 +126,7 @@ class HFActor:
         if self._objective is None:
             raise InputError("this actor has no objective to train with: construct it with objective=....")
         check_batch(batch.tokens, self._folder)
-        denominators = count_active(batch.tokens)
+        denominators = step_denominators(batch, self._objective)
         # A sequence without active tokens adds exactly nothing to any numerator; its forward is saved.
         trained = batch.select([b for b, mask in enumerate(batch.tokens.response_mask) if mask.any()])
         self._weights.zero_grad()

@@ -9,7 +9,7 @@ import torch
 
 from logparity.errors import InputError
 from logparity.layout.padded import PaddedBatch
-from logparity.losses.base import Denominators, TokenTensors
+from logparity.losses.base import TokenTensors
 from logparity.models.folder import ModelFolder
 from logparity.records import FloatArray, TokenBatch, TrainingBatch
 
@@ -43,14 +43,6 @@ def check_batch(batch: TokenBatch, model: ModelFolder) -> None:
                     f"{name} of {key!r}: expected ids in [0, {model.vocab_size}), got {ids[outside[0]]} at position "
                     f"{outside[0]}. Was it tokenized for another model?"
                 )
-
-
-def count_active(batch: TokenBatch) -> Denominators:
-    """Active tokens, and sequences that have any, of a whole optimisation step."""
-    tokens = batch.active_tokens
-    if tokens == 0:
-        raise InputError(f"batch of {len(batch)} sequences: expected at least one active token, got none.")
-    return Denominators(tokens, sum(bool(mask.any()) for mask in batch.response_mask))
 
 
 def per_token(batch: TokenBatch, padded: PaddedBatch) -> Tensor:
@@ -93,4 +85,4 @@ def token_tensors(batch: TrainingBatch, padded: PaddedBatch, log_probs: Tensor, 
     )
 
 
-__all__ = ["check_batch", "count_active", "per_token", "token_tensors"]
+__all__ = ["check_batch", "per_token", "token_tensors"]

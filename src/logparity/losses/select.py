@@ -35,8 +35,14 @@ def widen(values: Tensor) -> Tensor:
 def bounded_exp(log_ratio: Tensor) -> tuple[Tensor, Tensor]:
     """``exp(clamp(log_ratio, -20, 20))`` and a bool tensor of the clamped entries.
 
-    The gradient of a clamped entry is 0. The bound keeps the ratio within ``[2e-9, 4.9e8]``, so that products with
-    advantages and sums over tokens stay finite in float32.
+    The bound keeps the ratio within ``[2e-9, 4.9e8]``, so that products with advantages and sums over tokens stay
+    finite in float32.
+
+    Args:
+        log_ratio: any shape, nats.
+
+    Returns:
+        Ratio, with a gradient of 0 on clamped entries, and which entries were clamped.
     """
     clamped = log_ratio.detach().abs() > MAX_LOG_RATIO
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), clamped

@@ -94,6 +94,21 @@ def test_a_batch_without_active_tokens_is_zero_with_a_gradient_link(name: str, l
     assert all(float(ratio.denominator) == 0 and ratio.value() is None for ratio in metrics.values())
 
 
+@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+def test_nothing_waits_for_the_device(name: str) -> None:
+    """Meta tensors have no values: whatever looked at one, as a wait for a GPU does, would raise."""
+    tokens = random_tokens(dtype=torch.float32)
+    counts = count_denominators([tokens])
+    there = {
+        key: value.detach().to("meta").requires_grad_(value.requires_grad)
+        for key, value in token_fields(tokens).items()
+    }
+    loss, metrics = OBJECTIVES[name](replace(tokens, **there), counts)
+    loss.backward()
+    assert loss.shape == ()
+    assert all(ratio.numerator.is_meta for ratio in metrics.values())
+
+
 def test_metrics_are_detached() -> None:
     tokens: TokenTensors = random_tokens()
     for objective in OBJECTIVES.values():

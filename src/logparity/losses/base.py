@@ -114,7 +114,7 @@ class Denominators:
 
     Args:
         tokens: active tokens.
-        sequences: sequences with at least one active token.
+        sequences: sequences with at least one active token; one that lies on several ranks counts once.
         mean_weight: mean off-policy correction weight, for a correction with ``batch_normalise``.
 
     Raises:

@@ -174,7 +174,9 @@ def _default_of(item: Field[Any]) -> Any:
 
 
 def _show(value: object) -> str:
-    return str(value.value) if isinstance(value, Enum) else str(value)
+    if isinstance(value, Enum):
+        return str(value.value)
+    return f"{type(value).__name__}()" if is_dataclass(value) else str(value)
 
 
 def _source(symbol: Callable[..., Any]) -> str | None:

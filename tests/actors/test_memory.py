@@ -46,6 +46,36 @@ def test_scoring_needs_less_than_one_fp32_copy_of_the_logits(tmp_path: Path, seq
     assert extra_bytes(folder, sequences) < ONE_FP32_COPY / 2
 
 
+TRAIN = """
+import resource, sys
+import numpy as np
+from logparity.actors import HFActor
+from logparity.losses import PolicyObjective
+from logparity.records import TokenBatch, TrainingBatch
+
+def batch(sequences, length):
+    rng = np.random.default_rng(0)
+    out = tuple(rng.integers(0, 49152, length) for _ in range(sequences))
+    tokens = TokenBatch(tuple(map(str, range(sequences))), tuple(rng.integers(0, 49152, 1) for _ in out), out,
+                        tuple(np.ones(length, bool) for _ in out), np.full(sequences, 0.9))
+    one = tuple(np.ones(length, np.float32) for _ in out)
+    return TrainingBatch(tokens, one, tuple(-8 * v for v in one))
+
+actor = HFActor(sys.argv[1], PolicyObjective(), device="cpu")
+actor.train_step(batch(1, 4))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+actor.train_step(batch(4, 255))
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+def test_training_holds_the_logits_once_in_model_precision(tmp_path: Path) -> None:
+    """1,020 rows of bfloat16 logits take 96 MiB, their gradient takes the same place; float32 would add 192."""
+    folder = save_tiny_llama(tmp_path / "llama", vocab_size=VOCAB, hidden_size=32, context=8192)
+    done = subprocess.run([sys.executable, "-c", TRAIN, str(folder)], check=True, capture_output=True, text=True)
+    assert int(done.stdout) < 1.4 * 1020 * VOCAB * 2
+
+
 @pytest.mark.model
 def test_the_real_model_does_too_activations_included(smollm2_folder: Path) -> None:
     assert extra_bytes(smollm2_folder, 32) < ONE_FP32_COPY

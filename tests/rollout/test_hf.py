@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.support.tiny_models import save_tiny_gpt2
 from transformers import AutoModelForCausalLM
 
 from logparity.errors import InputError, NonFiniteError
@@ -65,6 +66,15 @@ def test_log_probs_are_those_of_a_plain_forward(
     for rollout in rollouts:
         expected = teacher_forced(model, rollout, temperature)
         np.testing.assert_allclose(rollout.rollout_log_probs, expected, atol=2e-5)
+
+
+def test_left_padding_moves_no_position(tmp_path: Path) -> None:
+    """A family with absolute positions notices a wrong one; rotary models forgive a shift."""
+    folder = save_tiny_gpt2(tmp_path)
+    exact = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    engine = HFRolloutEngine(folder, dtype="float32", device="cpu")
+    for rollout in engine.generate(requests(), SamplingSettings(max_new_tokens=12)):
+        np.testing.assert_allclose(rollout.rollout_log_probs, teacher_forced(exact, rollout, 1.0), atol=2e-5)
 
 
 def test_raw_mode_reports_log_probs_at_temperature_one(tiny_folder: Path, model: torch.nn.Module) -> None:

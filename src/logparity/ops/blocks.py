@@ -79,6 +79,12 @@ class BlockGrid:
         values[:, self.offset + self.owned :].fill_(-torch.inf)
 
 
+def block_fields(rows: int, blocks: int, weighted: bool, like: Tensor) -> Stats:
+    """Room for the statistics ``[rows, blocks]``: sums in float64, the rest in the dtype of the scratch."""
+    fields = [like.new_empty(rows, blocks) for _ in range(1 + weighted)]
+    return Stats(fields[0], like.new_empty(rows, blocks, dtype=torch.float64), *fields[1:])
+
+
 def block_statistics(scratch: Scratch, count: int, rate: Rate, out: Stats, products: Scratch | None = None) -> None:
     """Statistics of every block of the scratch's first ``count`` rows, written to ``out``; the scratch is used up.
 
@@ -86,20 +92,31 @@ def block_statistics(scratch: Scratch, count: int, rate: Rate, out: Stats, produ
         scratch: shaped logits, -inf where nothing is owned.
         count: number of rows.
         rate: ``1 / temperature``, a float or float64 ``[rows, 1]``.
-        out: `Stats` of ``[rows, blocks]`` in the scratch's dtype.
+        out: as made by `block_fields`.
         products: a second scratch of the same size; needed where ``out.weighted`` is given.
     """
     blocks = scratch.rows(count).view(count, -1, BLOCK)
     torch.amax(blocks, dim=-1, out=out.max)
     exponents_(blocks, out.max.clamp(min=torch.finfo(blocks.dtype).min).unsqueeze(-1), rate)
     if out.weighted is None or products is None:
-        torch.sum(scratch.exp2_into(count, scratch).view_as(blocks), dim=-1, out=out.sum)
+        out.sum.copy_(_exact_sum(scratch.exp2_into(count, scratch).view_as(blocks)))
         return
     blocks.clamp_(min=FLOOR)
     exponentials = scratch.exp2_into(count, products).view_as(blocks)
-    torch.sum(exponentials, dim=-1, out=out.sum)
+    out.sum.copy_(_exact_sum(exponentials))
     torch.sum(exponentials.mul_(blocks), dim=-1, out=out.weighted)
     out.weighted.mul_(LN_2)
+
+
+def _exact_sum(exponentials: Tensor) -> Tensor:
+    """Float64 sums of exponentials of which the largest are 1; those are set to 0 on the way.
+
+    Next to 1, float32 has no room for the small ones: for a token that is almost certain they are all of ``1 - p``,
+    which its gradient consists of. So the ones are counted, and the rest is summed alone.
+    """
+    whole = exponentials.sum(-1, dtype=exponentials.dtype)
+    rest = exponentials.frac_().sum(-1, dtype=exponentials.dtype)
+    return (whole - rest).round_().to(torch.float64) + rest
 
 
 def exponents_(values: Tensor, reference: Tensor, rate: Rate) -> Tensor:

@@ -7,16 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from logparity.ops.blocks import BlockGrid, block_statistics
+from logparity.ops.blocks import BlockGrid, block_fields, block_statistics
 from logparity.ops.options import Entropy, Scoring
 from logparity.ops.rows import RowView, row_chunks
 from logparity.ops.scratch import Scratch
-from logparity.ops.sizes import scratch_rows
+from logparity.ops.sizes import SLAB_BLOCKS, scratch_rows
 from logparity.ops.support import SupportEntries
 from logparity.ops.tree import BLOCK, Rate, Stats, reduce_blocks
-
-SLAB = 32768
-"""Block statistics held before they are merged: large enough that merging costs little, small next to the scratch."""
 
 
 class LocalStatistics(NamedTuple):
@@ -63,7 +60,7 @@ def local_statistics(logits: Tensor, scoring: Scoring, grid: BlockGrid) -> Local
             rows = scoring.row_index()[scoring.support.row]
             picked = shaped_elements(view, scoring, rows, scoring.support.id, grid, dtype)
         scan = _Scan(view, scoring, grid, dtype, logits.device)
-        slab = max(1, SLAB // grid.count)
+        slab = max(1, SLAB_BLOCKS // grid.count)
         for start in range(0, len(scoring), slab):
             part = slice(start, min(start + slab, len(scoring)))
             rate = scoring.distribution.rate(part)
@@ -100,18 +97,17 @@ class _Scan:
 
     def blocks(self, part: slice) -> Stats:
         """Float64 statistics ``[rows, blocks]`` of a slab of rows."""
-        sample = self._scratch.rows(1)
-        columns = [sample.new_empty(part.stop - part.start, self._grid.count) for _ in range(2 + self._weighted)]
+        fields = block_fields(part.stop - part.start, self._grid.count, self._weighted, self._scratch.rows(1))
         for chunk in row_chunks(self._scoring.rows, part, self._size):
             values = self._scratch.rows(chunk.count)
             self._grid.pad_(values)
             self._view.read(chunk.rows, self._grid.owned_part(values))
             self._scoring.distribution.shape_(values)
             inside = slice(chunk.positions.start - part.start, chunk.positions.stop - part.start)
-            out = Stats(*(column[inside] for column in columns))
+            out = Stats._make(None if field is None else field[inside] for field in fields)
             rate = self._scoring.distribution.rate(chunk.positions)
             block_statistics(self._scratch, chunk.count, rate, out, self._products)
-        return Stats(*(column.to(torch.float64) for column in columns))
+        return Stats._make(None if field is None else field.to(torch.float64) for field in fields)
 
 
 def support_blocks(entries: SupportEntries, values: Tensor, part: slice, grid: BlockGrid, rate: Rate) -> Stats:

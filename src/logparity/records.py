@@ -248,40 +248,76 @@ class ScoredTokens:
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """A scored batch with its training signal: what one optimisation step reads.
+    """A batch with its training signal: what one optimisation step reads.
 
     Args:
         tokens: the sequences.
-        advantages: ``B`` float32 arrays ``[R_b]``.
+        advantages: ``B`` float32 arrays ``[R_b]``; None for a loss that reads none (SFT).
         old_log_probs: ``B`` float32 arrays ``[R_b]``, nats, from the weights before the update.
         ref_log_probs: the same from the frozen reference policy; None without a KL term.
         rollout_log_probs: the same as the rollout engine reported them; None without an off-policy correction.
+
+    Raises:
+        InputError: a tuple does not have one array per sequence, or an array one value per response token.
     """
 
     tokens: TokenBatch
-    advantages: tuple[FloatArray, ...]
-    old_log_probs: tuple[FloatArray, ...]
+    advantages: tuple[FloatArray, ...] | None = None
+    old_log_probs: tuple[FloatArray, ...] | None = None
     ref_log_probs: tuple[FloatArray, ...] | None = None
     rollout_log_probs: tuple[FloatArray, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("advantages", "old_log_probs", "ref_log_probs", "rollout_log_probs"):
-            arrays = getattr(self, name)
-            if arrays is None:
-                continue
-            _require(len(arrays) == len(self.tokens), name, f"{len(self.tokens)} arrays, one per sequence", len(arrays))
-            for key, ids, values in zip(self.tokens.keys, self.tokens.response_ids, arrays, strict=True):
-                _same_length(key, ids, values, name)
+            _per_token(self.tokens, getattr(self, name), name)
 
     def select(self, indices: Sequence[int]) -> TrainingBatch:
         """The sequences at ``indices``, in that order."""
         return TrainingBatch(
             tokens=self.tokens.select(indices),
-            advantages=tuple(self.advantages[i] for i in indices),
-            old_log_probs=tuple(self.old_log_probs[i] for i in indices),
+            advantages=_select(self.advantages, indices),
+            old_log_probs=_select(self.old_log_probs, indices),
             ref_log_probs=_select(self.ref_log_probs, indices),
             rollout_log_probs=_select(self.rollout_log_probs, indices),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ValueBatch:
+    """A batch for one optimisation step of a value model.
+
+    Args:
+        tokens: the sequences.
+        old_values: ``B`` float32 arrays ``[R_b]``, before the update.
+        returns: ``B`` float32 arrays ``[R_b]``, what the values should have been.
+
+    Raises:
+        InputError: a tuple does not have one array per sequence, or an array one value per response token.
+    """
+
+    tokens: TokenBatch
+    old_values: tuple[FloatArray, ...]
+    returns: tuple[FloatArray, ...]
+
+    def __post_init__(self) -> None:
+        _per_token(self.tokens, self.old_values, "old_values")
+        _per_token(self.tokens, self.returns, "returns")
+
+    def select(self, indices: Sequence[int]) -> ValueBatch:
+        """The sequences at ``indices``, in that order."""
+        return ValueBatch(
+            tokens=self.tokens.select(indices),
+            old_values=tuple(self.old_values[i] for i in indices),
+            returns=tuple(self.returns[i] for i in indices),
+        )
+
+
+def _per_token(tokens: TokenBatch, arrays: tuple[FloatArray, ...] | None, name: str) -> None:
+    if arrays is None:
+        return
+    _require(len(arrays) == len(tokens), name, f"{len(tokens)} arrays, one per sequence", len(arrays))
+    for key, ids, values in zip(tokens.keys, tokens.response_ids, arrays, strict=True):
+        _same_length(key, ids, values, name)
 
 
 def _select(arrays: tuple[FloatArray, ...] | None, indices: Sequence[int]) -> tuple[FloatArray, ...] | None:
@@ -353,4 +389,5 @@ __all__ = [
     "ScoredTokens",
     "TokenBatch",
     "TrainingBatch",
+    "ValueBatch",
 ]

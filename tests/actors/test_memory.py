@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.support.tiny_models import save_tiny_llama
 
 TOKENS, VOCAB = 4096, 49152
@@ -25,7 +26,7 @@ def batch(sequences, length):
     return TokenBatch(tuple(map(str, range(sequences))), tuple(ids), tuple(out),
                       tuple(np.ones(length, bool) for _ in out), np.full(sequences, 0.9))
 
-actor = HFActor(sys.argv[1], device="cpu")
+actor = HFActor(sys.argv[1], device="cpu", micro_batch_tokens=max(1024, 8 + int(sys.argv[3])))
 actor.score(batch(1, 4), entropy=True)  # loads every library and kernel
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 scored = actor.score(batch(*map(int, sys.argv[2:])), entropy=True)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from logparity.actors.base import Actor
+from logparity.actors.base import Actor, Critic
 
 if TYPE_CHECKING:
+    from logparity.actors.critic import HFCritic
     from logparity.actors.hf import HFActor
     from logparity.actors.optimizer import OptimizerConfig
 
-_LAZY = {"HFActor": "logparity.actors.hf", "OptimizerConfig": "logparity.actors.optimizer"}
+_LAZY = {
+    "HFActor": "logparity.actors.hf",
+    "HFCritic": "logparity.actors.critic",
+    "OptimizerConfig": "logparity.actors.optimizer",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -22,4 +27,4 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_LAZY[name]), name)
 
 
-__all__ = ["Actor", "HFActor", "OptimizerConfig"]
+__all__ = ["Actor", "Critic", "HFActor", "HFCritic", "OptimizerConfig"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from logparity.records import ScoredTokens, TokenBatch, TrainingBatch
+from logparity.records import FloatArray, ScoredTokens, TokenBatch, TrainingBatch, ValueBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,4 +47,25 @@ class Actor(Protocol):
 
     def load_checkpoint(self, folder: Path) -> None:
         """Restore what `save_checkpoint` wrote; training then continues with the same numbers."""
+        ...
+
+
+@runtime_checkable
+class Critic(Protocol):
+    """Predicts the return of every response token and learns to (PPO)."""
+
+    def values(self, batch: TokenBatch) -> tuple[FloatArray, ...]:
+        """``B`` float32 arrays ``[R_b]``: the predicted return before each response token, without gradient."""
+        ...
+
+    def train_step(self, batch: ValueBatch) -> Mapping[str, float]:
+        """One optimisation step on the batch; returns metrics under ``critic/``."""
+        ...
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """Write weights and optimizer state into an existing, empty folder."""
+        ...
+
+    def load_checkpoint(self, folder: Path) -> None:
+        """Restore what `save_checkpoint` wrote."""
         ...

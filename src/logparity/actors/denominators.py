@@ -40,6 +40,8 @@ def step_denominators(batch: TrainingBatch, objective: Objective) -> Denominator
 def _mean_weight(batch: TrainingBatch, correction: CorrectionConfig) -> float | None:
     if batch.rollout_log_probs is None:
         raise InputError("rollout_log_probs: expected one array per sequence, which the correction reads, got none.")
+    if batch.old_log_probs is None:
+        raise InputError("old_log_probs: expected one array per sequence, which the correction reads, got none.")
     old, rollout = (torch.from_numpy(np.concatenate(side)) for side in (batch.old_log_probs, batch.rollout_log_probs))
     mask = torch.from_numpy(np.concatenate(batch.tokens.response_mask))
     lengths = torch.tensor([len(ids) for ids in batch.tokens.response_ids])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +13,8 @@ from logparity.actors.denominators import step_denominators
 from logparity.actors.forward import response_log_probs
 from logparity.actors.masters import MasterWeights
 from logparity.actors.microbatch import micro_batches
-from logparity.actors.optimizer import MasterOptimizer, OptimizerConfig, StepResult
+from logparity.actors.optimizer import MasterOptimizer, OptimizerConfig
+from logparity.actors.step_metrics import plain_metrics, step_metrics
 from logparity.actors.tensors import check_batch, per_token, token_tensors
 from logparity.errors import InputError
 from logparity.layout.padded import pad_sequences, split_by_response
@@ -41,9 +41,11 @@ class HFActor:
         optimizer: how weights are updated.
         dtype: compute dtype, ``"bfloat16"`` or ``"float32"`` (then the masters are the weights themselves).
         device: where to run; None picks CUDA where there is one.
-        micro_batch_tokens: padded tokens computed together; bounds activation memory.
+        micro_batch_tokens: padded tokens computed together, never exceeded; bounds activation memory.
         reference: keep a frozen copy of the folder's weights in ``dtype`` for `score_reference`.
         gradient_checkpointing: recompute each layer in the backward instead of keeping its activations.
+        recompute_loss: recompute the logits in the backward, 1,024 rows at a time, instead of keeping those of a whole
+            micro-batch.
 
     Raises:
         ModelError: the folder is incomplete or cannot be loaded.
@@ -61,6 +63,7 @@ class HFActor:
         micro_batch_tokens: int = 1024,
         reference: bool = False,
         gradient_checkpointing: bool = False,
+        recompute_loss: bool = False,
     ) -> None:
         if dtype not in ("bfloat16", "float32"):
             raise InputError(f"dtype: expected 'bfloat16' or 'float32' (float16 needs loss scaling), got {dtype!r}.")
@@ -70,7 +73,10 @@ class HFActor:
         self._device = as_device(device)
         self._objective = objective
         self._budget = micro_batch_tokens
-        self._weights = MasterWeights(model_folder, as_dtype(dtype), self._device)
+        self._recompute_loss = recompute_loss
+        self._weights = MasterWeights(
+            lambda d: load_causal_lm(model_folder, dtype=d, device=self._device), as_dtype(dtype)
+        )
         self._model = self._weights.model
         self._head_options = head_options(self._model.config)
         self._optimizer = MasterOptimizer(self._weights.masters, optimizer or OptimizerConfig())
@@ -131,14 +137,14 @@ class HFActor:
         trained = batch.select([b for b, mask in enumerate(batch.tokens.response_mask) if mask.any()])
         self._weights.zero_grad()
         loss, parts = 0.0, []
-        for chosen in self._micro_batches(trained.tokens):
+        for chosen in micro_batches(trained.tokens, self._budget):
             part, metrics = self._backward(self._objective, trained.select(chosen), denominators)
             loss += part
             parts.append(metrics)
         step = self._optimizer.step()
         self._weights.zero_grad()
         self._weights.publish()
-        return _floats(merge_metrics(parts)) | _step_metrics(loss, step)
+        return plain_metrics(merge_metrics(parts)) | step_metrics("actor", loss, step)
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Current weights in the compute dtype under Hugging Face names.
@@ -167,16 +173,12 @@ class HFActor:
         read_checkpoint(folder, self._weights.masters, self._optimizer)
         self._weights.publish()
 
-    def _micro_batches(self, batch: TokenBatch) -> list[list[int]]:
-        lengths = [len(p) + len(r) for p, r in zip(batch.prompt_ids, batch.response_ids, strict=True)]
-        return micro_batches(lengths, self._budget)
-
     @torch.no_grad()
     def _score(self, model: PreTrainedModel, batch: TokenBatch, mode: EntropyMode, version: int) -> ScoredTokens:
         check_batch(batch, self._folder)
         log_probs: dict[int, FloatArray] = {}
         entropies: dict[int, FloatArray] = {}
-        for chosen in self._micro_batches(batch):
+        for chosen in micro_batches(batch, self._budget):
             part = batch.select(chosen)
             padded = pad_sequences(part.prompt_ids, part.response_ids, device=self._device)
             scored, entropy = response_log_probs(
@@ -208,31 +210,11 @@ class HFActor:
             entropy=objective.entropy,
             precision=objective.precision,
             head_options=self._head_options,
+            recompute=self._recompute_loss,
         )
         loss, metrics = objective(token_tensors(batch, padded, log_probs, entropy), denominators)
         torch.autograd.backward(loss)
         return float(loss.detach()), metrics
-
-
-def _floats(metrics: Metrics) -> dict[str, float]:
-    values = {name: ratio.value() for name, ratio in metrics.items()}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _step_metrics(loss: float, step: StepResult) -> dict[str, float]:
-    if step.bad_tensor is not None:
-        warnings.warn(
-            f"optimisation step skipped: gradient norm is {step.grad_norm}, first non-finite gradient in "
-            f"{step.bad_tensor}. The weights are unchanged.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    return {
-        "actor/loss": loss,
-        "actor/grad_norm": step.grad_norm,
-        "actor/lr": step.lr,
-        "actor/skipped_steps": float(step.bad_tensor is not None),
-    }
 
 
 __all__ = ["HFActor"]

@@ -7,42 +7,40 @@ float32 masters; the model computes with their cast, and its gradients are added
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
-from logparity.models.loading import load_causal_lm
 from logparity.models.weights import named_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedModel
+
+Model = TypeVar("Model", bound=torch.nn.Module)
 
 
-class MasterWeights:
+class MasterWeights(Generic[Model]):
     """A model in its compute dtype, with float32 masters that carry float32 gradients.
 
     Where the model computes in float32 its parameters are the masters, and nothing exists twice.
 
     Args:
-        folder: the model folder.
+        load: loads the model in a given dtype; called for the compute dtype and, where that is another, for float32.
         dtype: compute dtype.
-        device: where everything goes.
 
     Memory:
         4 bytes per weight for the masters, and 4 more while gradients are held; a compute-dtype gradient lives only
         until it has been added to its master's.
     """
 
-    def __init__(self, folder: str | Path, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, load: Callable[[torch.dtype], Model], dtype: torch.dtype) -> None:
         # Loaded in its dtype, not cast: a cast would round the rotary frequencies too, which engines keep in float32.
-        self.model: PreTrainedModel = load_causal_lm(folder, dtype=dtype, device=device)
+        self.model: Model = load(dtype)
         self._compute = _parameters(self.model)
         self._separate = dtype is not torch.float32
         self.masters = dict(self._compute)
         if self._separate:
-            source = _parameters(load_causal_lm(folder, dtype=torch.float32, device=device))
+            source = _parameters(load(torch.float32))
             self.masters = {name: torch.nn.Parameter(source[name].detach()) for name in self._compute}
             for name, parameter in self._compute.items():
                 parameter.register_post_accumulate_grad_hook(_mover(self.masters[name]))  # type: ignore[no-untyped-call]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from logparity.actors import HFActor, OptimizerConfig
-from logparity.actors.base import Actor
+from logparity.actors import HFActor, HFCritic, OptimizerConfig
+from logparity.actors.base import Actor, Critic
 from logparity.errors import ConfigError
 from logparity.models import check_model_folder, prepare_smollm2
 from logparity.probe import ProbeConfig, TokenProbe
 from logparity.records import Rollout, SamplingSettings
 from logparity.rollout import HFRolloutEngine
 from logparity.rollout.base import RolloutEngine
-from logparity.training.algorithm import objective_of
+from logparity.training.algorithm import objective_of, value_objective_of
 from logparity.training.config import EMBEDDED_MODEL, TaskConfig, TrainConfig
 from logparity.training.rewards import Reward, find_reward
 from logparity.training.tasks import Prompt, arithmetic_prompts, digits_prompts, read_prompts
@@ -26,8 +26,9 @@ class Parts:
     """What a step works with.
 
     Args:
-        engine: samples responses.
+        engine: samples responses; None where nothing is sampled (SFT).
         actor: scores and trains.
+        critic: predicts returns; None but for PPO.
         codec: text to ids and back.
         prompts: the prompt set.
         reward: scores a response.
@@ -35,8 +36,9 @@ class Parts:
         probe: compares both sides; None when switched off.
     """
 
-    engine: RolloutEngine
+    engine: RolloutEngine | None
     actor: Actor
+    critic: Critic | None
     codec: Codec
     prompts: tuple[Prompt, ...]
     reward: Reward
@@ -62,6 +64,8 @@ def assemble(config: TrainConfig, view: View) -> Parts:
         LogparityError: a prompt set, reward, or model cannot be used, or prompts and responses do not fit the model.
     """
     prompts = prompt_set(config.task, config.run.seed)
+    if config.algorithm.name == "sft":
+        _require_answers(prompts)
     reward = find_reward(config.reward)
     folder = _model_folder(config.model, view)
     checked = check_model_folder(folder)
@@ -70,13 +74,9 @@ def assemble(config: TrainConfig, view: View) -> Parts:
     stop = tuple(dict.fromkeys((*checked.stop_token_ids, *codec.stop_token_ids)))
     view.message(f"loading {folder}")
     return Parts(
-        engine=HFRolloutEngine(
-            folder,
-            dtype=config.rollout.dtype,
-            log_prob_mode=config.rollout.log_prob_mode,
-            batch_size=config.rollout.batch_size,
-        ),
+        engine=_engine(config, folder),
         actor=_actor(config, folder),
+        critic=_critic(config, folder),
         codec=codec,
         prompts=prompts,
         reward=reward,
@@ -128,23 +128,60 @@ def _require_context(prompts: tuple[Prompt, ...], codec: Codec, new_tokens: int,
         )
 
 
-def _actor(config: TrainConfig, folder: Path) -> HFActor:
-    optimizer = OptimizerConfig(
-        lr=config.optimizer.learning_rate,
+def _require_answers(prompts: tuple[Prompt, ...]) -> None:
+    missing = [prompt.key for prompt in prompts if not prompt.answer]
+    if missing:
+        raise ConfigError(
+            f"algorithm.name = 'sft' learns the answers of the task: {len(missing)} of {len(prompts)} prompts have "
+            f"none, the first {missing[0]!r}. Set task.name = 'arithmetic' or a task.file with answers."
+        )
+
+
+def _engine(config: TrainConfig, folder: Path) -> HFRolloutEngine | None:
+    if config.algorithm.name == "sft":
+        return None
+    return HFRolloutEngine(
+        folder,
+        dtype=config.rollout.dtype,
+        log_prob_mode=config.rollout.log_prob_mode,
+        batch_size=config.rollout.batch_size,
+    )
+
+
+def _optimizer(config: TrainConfig, learning_rate: float) -> OptimizerConfig:
+    return OptimizerConfig(
+        lr=learning_rate,
         warmup_steps=config.optimizer.warmup_steps,
         betas=(config.optimizer.beta1, config.optimizer.beta2),
         eps=config.optimizer.eps,
         weight_decay=config.optimizer.weight_decay,
         max_grad_norm=config.optimizer.max_grad_norm,
     )
+
+
+def _actor(config: TrainConfig, folder: Path) -> HFActor:
     return HFActor(
         folder,
-        objective_of(config.algorithm),
-        optimizer,
+        objective_of(config.algorithm, config.rollout.max_new_tokens),
+        _optimizer(config, config.optimizer.learning_rate),
         dtype=config.actor.dtype,
         micro_batch_tokens=config.actor.micro_batch_tokens,
         gradient_checkpointing=config.actor.gradient_checkpointing,
+        recompute_loss=config.actor.recompute_loss,
         reference=config.algorithm.kl_coefficient > 0,
+    )
+
+
+def _critic(config: TrainConfig, folder: Path) -> HFCritic | None:
+    if config.algorithm.name != "ppo":
+        return None
+    return HFCritic(
+        folder,
+        value_objective_of(config.algorithm),
+        _optimizer(config, config.algorithm.value_learning_rate),
+        dtype=config.actor.dtype,
+        micro_batch_tokens=config.actor.micro_batch_tokens,
+        gradient_checkpointing=config.actor.gradient_checkpointing,
     )
 
 

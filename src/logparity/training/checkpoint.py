@@ -5,21 +5,34 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
-from logparity.actors.base import Actor
 from logparity.errors import RunFolderError
 
 _STATE = "loop.json"
 
 
-def save_checkpoint(folder: Path, step: int, actor: Actor, keep: int) -> Path:
+class Stateful(Protocol):
+    """What a checkpoint holds: an actor, a critic."""
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """Write the state into an existing, empty folder."""
+        ...
+
+    def load_checkpoint(self, folder: Path) -> None:
+        """Restore it."""
+        ...
+
+
+def save_checkpoint(folder: Path, step: int, states: Mapping[str, Stateful], keep: int) -> Path:
     """Write a checkpoint beside the others, then drop the oldest.
 
     Args:
         folder: where checkpoints lie.
         step: last finished step.
-        actor: writes its own state.
+        states: parts of the run by name; each writes its own folder.
         keep: newest checkpoints kept, >= 1.
 
     Returns:
@@ -33,7 +46,9 @@ def save_checkpoint(folder: Path, step: int, actor: Actor, keep: int) -> Path:
     try:
         _sweep(folder)
         scratch.mkdir()
-        actor.save_checkpoint(scratch)
+        for name, part in states.items():
+            (scratch / name).mkdir()
+            part.save_checkpoint(scratch / name)
         (scratch / _STATE).write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
         if target.exists():
             shutil.rmtree(target)
@@ -61,17 +76,18 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.glob(f"step_*/{_STATE}"))
 
 
-def load_checkpoint(checkpoint: Path, actor: Actor) -> int:
-    """Restore an actor.
+def load_checkpoint(checkpoint: Path, states: Mapping[str, Stateful]) -> int:
+    """Restore the parts of a run.
 
     Args:
         checkpoint: folder of one checkpoint.
-        actor: takes over the state.
+        states: parts of the run by name, as they were saved.
 
     Returns:
         The last finished step.
     """
-    actor.load_checkpoint(checkpoint)
+    for name, part in states.items():
+        part.load_checkpoint(checkpoint / name)
     return int(json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))["step"])
 
 

@@ -119,27 +119,88 @@ class ActorConfig(Section):
     """Most tokens (prompt and response, padding included) in one forward pass."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
+    recompute_loss: bool = False
+    """Recompute logits in the backward pass instead of holding those of a whole micro-batch."""
     optimizer_steps_per_rollout: Positive = 1
     """Equal parts that a step's samples are cut into, one optimiser step each."""
     epochs: Positive = 1
     """Passes over a step's samples."""
 
 
-class AlgorithmConfig(Section):
-    """The training signal: group-relative advantages and the clipped policy loss."""
+class CorrectionSection(Section):
+    """Off-policy correction between trainer and rollout engine, from ratio = exp(old_log_probs - rollout_log_probs)."""
 
-    normalize_std: bool = True
-    """Divide a group's centred rewards by their standard deviation (GRPO); false leaves them (Dr. GRPO)."""
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    mode: Literal["off", "truncate", "clip", "mask", "none"] = "off"
+    """off; truncate (TIS); clip; mask (IcePop, MIS); none: weights of 1, for rejection and veto alone."""
+    level: Literal["token", "sequence", "geometric"] = "token"
+    """What the ratio is formed over."""
+    low: NonNegativeFloat = 0.0
+    """Lower bound of the ratio, for clip and mask."""
+    high: PositiveFloat = 2.0
+    """Upper bound of the ratio."""
+    batch_normalise: bool = False
+    """Divide weights by their mean over the step."""
+    token_veto: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Leave out sequences with any token whose ratio is below this, such as 1e-4."""
+    reject_level: Literal["token", "sequence", "geometric"] | None = None
+    """Leave out tokens or sequences whose ratio at this level is outside [reject_low, reject_high]."""
+    reject_low: NonNegativeFloat = 0.99
+    """Smallest ratio kept, literally."""
+    reject_high: PositiveFloat = 1.01
+    """Largest ratio kept, literally."""
+
+
+class AlgorithmConfig(Section):
+    """The training signal: which advantages and which loss; what is left at none takes the algorithm's own default."""
+
+    name: Literal[
+        "grpo",
+        "dr_grpo",
+        "dapo",
+        "gspo",
+        "cispo",
+        "reinforce",
+        "rloo",
+        "reinforce++",
+        "reinforce++_baseline",
+        "ppo",
+        "sft",
+    ] = "grpo"
+    """Algorithm; docs/losses.md has the formulas. ppo trains a value head, sft learns the answers of the task."""
+    clip_low: PositiveFloat | None = None
     """The ratio is clipped below 1 - clip_low."""
-    clip_high: PositiveFloat = 0.2
+    clip_high: PositiveFloat | None = None
     """The ratio is clipped above 1 + clip_high."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """Bound of the loss on tokens with negative advantage, times the advantage; with the clipped loss."""
+    reduction: Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length"] | None = (
+        None
+    )
+    """How tokens become one number; fixed_length divides by rollout.max_new_tokens."""
     kl_coefficient: NonNegativeFloat = 0.0
     """Weight of the KL term to the frozen reference policy; 0 keeps no reference copy."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of that KL."""
+    kl_unbiased: bool = False
+    """Multiply the estimator by the policy ratio, so that its gradient is that of the KL."""
+    kl_in_reward: bool = False
+    """Take the KL off the reward of every token instead of adding it to the loss; with ppo and reinforce++."""
     entropy_coefficient: NonNegativeFloat = 0.0
     """Weight of the entropy bonus; 0 costs nothing."""
+    opsm_threshold: NonNegativeFloat | None = None
+    """Leave out sequences with negative advantage that moved by more than this mean KL, such as 1e-4."""
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Discount of token rewards; with ppo and reinforce++."""
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] = 0.95
+    """Bias against variance of the generalised advantages; with ppo."""
+    value_clip: PositiveFloat | None = 0.2
+    """A value may move by this much before its clipped error counts; with ppo."""
+    value_learning_rate: PositiveFloat = 1e-5
+    """Learning rate of the value model; with ppo."""
+    strict: bool = False
+    """Stop on NaN or infinity on an active token instead of leaving it out and counting it."""
+    correction: CorrectionSection = CorrectionSection()
+    """Off-policy correction."""
 
 
 class ProbeSection(Section):
@@ -234,13 +295,22 @@ def resolve(values: Mapping[str, Any], source: str) -> TrainConfig:
         config = TrainConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError(f"{source}: {_explain(error)}") from None
-    if config.rollout.prompts_per_step * config.rollout.group_size % config.actor.optimizer_steps_per_rollout:
+    _require_consistent(config, source)
+    return config
+
+
+def _require_consistent(config: TrainConfig, source: str) -> None:
+    samples = config.rollout.prompts_per_step * config.rollout.group_size
+    if samples % config.actor.optimizer_steps_per_rollout:
         raise ConfigError(
             f"{source}: actor.optimizer_steps_per_rollout = {config.actor.optimizer_steps_per_rollout} must divide the "
-            f"samples of a step, rollout.prompts_per_step x rollout.group_size = "
-            f"{config.rollout.prompts_per_step * config.rollout.group_size}."
+            f"samples of a step, rollout.prompts_per_step x rollout.group_size = {samples}."
         )
-    return config
+    if config.algorithm.kl_in_reward and config.algorithm.name not in ("ppo", "reinforce++"):
+        raise ConfigError(
+            f"{source}: algorithm.kl_in_reward works with ppo and reinforce++, which have a reward per token, not with "
+            f"{config.algorithm.name}."
+        )
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,14 +12,10 @@ import numpy as np
 from logparity.errors import ConfigError
 
 _DIGITS = (
-    "Tell me about the weather.",
-    "Describe your favourite meal.",
-    "Write about the sea.",
-    "What makes a good friend?",
-    "Tell me about a garden.",
-    "Describe a quiet morning.",
-    "Write about a long journey.",
-    "What do you think about music?",
+    "Tell me about the moon landing.",
+    "How tall is a giraffe?",
+    "How old is the universe?",
+    "Give me a fact about the ocean.",
 )
 
 
@@ -39,7 +35,7 @@ class Prompt:
 
 
 def digits_prompts() -> tuple[Prompt, ...]:
-    """Everyday prompts whose natural answers hold few digits: a reward for digits has far to climb."""
+    """Everyday questions whose natural answers hold few digits: a reward for digits has far to climb."""
     return tuple(Prompt(f"digits-{i:03d}", text) for i, text in enumerate(_DIGITS))
 
 

@@ -47,6 +47,11 @@ class Codec:
             )["input_ids"]
         return np.asarray(ids, dtype=np.int64)
 
+    def encode_answer(self, answer: str) -> IntArray:
+        """Ids of a response that says ``answer`` and stops, int64 ``[R]``."""
+        ids = self._tokenizer(answer, add_special_tokens=False)["input_ids"]
+        return np.asarray([*ids, *self.stop_token_ids], dtype=np.int64)
+
     def decode(self, ids: IntArray) -> str:
         """Text of a response, special tokens left out."""
         return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=True))

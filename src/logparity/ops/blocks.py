@@ -113,6 +113,12 @@ def _exact_sum(exponentials: Tensor) -> Tensor:
 
     Next to 1, float32 has no room for the small ones: for a token that is almost certain they are all of ``1 - p``,
     which its gradient consists of. So the ones are counted, and the rest is summed alone.
+
+    Args:
+        exponentials: ``[.., 1024]`` values in [0, 1], or NaN.
+
+    Returns:
+        Float64 ``[..]``.
     """
     whole = exponentials.sum(-1, dtype=exponentials.dtype)
     rest = exponentials.frac_().sum(-1, dtype=exponentials.dtype)

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from logparity.ops.blocks import BlockGrid
+from logparity.ops.first_order import first_order_only
 from logparity.ops.gradient import Upstream
 from logparity.ops.logits_gradient import write_gradient
 from logparity.ops.options import Entropy, Scoring
@@ -85,7 +85,7 @@ class _ChunkedScores(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None, None, None]:
         if ctx.spent:
             raise RuntimeError(

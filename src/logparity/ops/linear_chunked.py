@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from logparity.ops.blocks import BlockGrid
+from logparity.ops.first_order import first_order_only
 from logparity.ops.gradient import Upstream
 from logparity.ops.linear_gradient import LinearGradients, Wanted, linear_gradients
 from logparity.ops.linear_statistics import linear_statistics
@@ -70,7 +70,7 @@ class _LinearScores(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, *totals = ctx.saved_tensors
         upstream = Upstream.of(*gradients)

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from logparity.errors import LogparityError
 from logparity.notation import IGNORE_INDEX
 from logparity.ops import checks
 from logparity.ops.blocks import BlockGrid
 from logparity.ops.chunked import GradientPlace, scores_gradient
+from logparity.ops.first_order import first_order_only
 from logparity.ops.gradient import Upstream
 from logparity.ops.options import ChunkSize, Entropy, Scoring, scoring
 from logparity.ops.results import TokenLogProbs
@@ -126,7 +126,7 @@ class _OnPolicyScores(torch.autograd.Function):
         return log_probs.masked_fill_(ignored, 0.0), entropy
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None, None, None]:
         logits, *totals = ctx.saved_tensors
         wanted = (None if each is None else each.masked_fill(ctx.ignored, 0.0) for each in gradients)

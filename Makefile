@@ -45,6 +45,9 @@ test: $(VENV)/.dev  ## run the whole test suite, except what is marked slow
 test-slow: $(VENV)/.dev  ## run the heavy tests too
 	$(RUN_ENV) $(BIN)/pytest -m slow $(PYTEST_ARGS)
 
+test-algorithms: $(VENV)/.dev  ## five steps of every algorithm on the 135M model (about ten minutes)
+	$(RUN_ENV) $(BIN)/pytest -m slow tests/training/test_algorithms_demo.py $(PYTEST_ARGS)
+
 check: $(VENV)/.dev  ## lint, format, types, docstrings, import order
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -23,7 +23,7 @@ from logparity.ops.row_gradient import RowGradient
 from logparity.ops.scratch import Scratch
 from logparity.ops.sizes import TILE_SLICE_BYTES, scratch_rows, tile_rows
 from logparity.ops.statistics import working_dtype
-from logparity.ops.tiles import Head, TileBuffer, add_product_, tile_grids
+from logparity.ops.tiles import Head, TileBuffer, add_product_, adds_unrounded, tile_grids
 from logparity.ops.totals import RowTotals
 
 
@@ -73,10 +73,24 @@ def linear_gradients(
             weight = head.weight_of(local)
             sums.begin(local)
             for part in tiles.parts:
-                gradient = tiles.gradient(tile_grid, local, weight, part, sums.bias_of(local))
-                sums.add(gradient, weight, part)
+                sums.add(tiles.gradient(tile_grid, local, weight, part, sums.bias_of(local)), weight, part)
             sums.end(local)
     return sums.rounded()
+
+
+@dataclass(frozen=True, slots=True)
+class _TileGradient:
+    """Gradient by the logits of some rows and one tile.
+
+    Args:
+        values: ``[rows, columns]`` in the dtype of the hidden states.
+        place: int64 ``[rows, 1]``, the column of each row's target; out of range where it is on another tile.
+        at_target: ``[rows, 1]``, the gradient there before it was rounded.
+    """
+
+    values: Tensor
+    place: Tensor
+    at_target: Tensor
 
 
 class _GradientTiles:
@@ -101,13 +115,18 @@ class _GradientTiles:
             for each in {tile.width for tile in tile_grids(grid)}
         }
 
-    def gradient(self, grid: BlockGrid, local: slice, weight: Tensor, part: slice, bias_sum: Tensor | None) -> Tensor:
-        """Gradient by the logits of some rows and one tile; its unrounded sum over rows is added to ``bias_sum``."""
+    def gradient(
+        self, grid: BlockGrid, local: slice, weight: Tensor, part: slice, bias_sum: Tensor | None
+    ) -> _TileGradient:
+        """Make one tile's gradient; its unrounded sum over rows is added to ``bias_sum``."""
         count = part.stop - part.start
         logits = self._logits.shaped(count, grid.owned)
         gradient = self._gradients.shaped(count, grid.owned)
         self._head.fill(logits, part, weight)
         bias = None if self._head.bias is None else self._head.bias[local].to(self._dtype)
+        place = (self._scoring.targets[part] - grid.start).unsqueeze(1)
+        column = place.clamp(0, grid.owned - 1)
+        at_target = torch.empty(count, 1, dtype=self._dtype, device=gradient.device)
         scratch, *products = self._scratches[grid.width]
         for start in range(0, count, self._slice):
             inside = slice(start, min(start + self._slice, count))
@@ -119,10 +138,11 @@ class _GradientTiles:
             if self._active is not None:
                 values.masked_fill_(~self._active[rows].unsqueeze(1), 0.0)  # NaN logits of such a row must not leak
             owned = grid.owned_part(values)
+            at_target[inside] = owned.gather(1, column[inside])
             gradient[inside].copy_(owned)
             if bias_sum is not None:
                 bias_sum += owned.sum(0)
-        return gradient
+        return _TileGradient(gradient, place, at_target)
 
 
 class _Sums:
@@ -171,20 +191,34 @@ class _Sums:
             whole = self._weight[local] if self._tile_sum is None else self._tile_sum[: local.stop - local.start]
             self._tile_weight, self._first = whole, True
 
-    def add(self, gradient: Tensor, weight: Tensor, part: slice) -> None:
+    def add(self, gradient: _TileGradient, weight: Tensor, part: slice) -> None:
         """Add what some rows of a tile give."""
         if self._hidden is not None:
-            add_product_(self._hidden[part], gradient, weight, self._products)
+            self._add_hidden(self._hidden[part], gradient, weight)
         if self._tile_weight is None:
             return
-        left, right = gradient.t(), self._head.hidden[part]
-        if self._first and self._tile_weight.dtype == gradient.dtype:
+        left, right = gradient.values.t(), self._head.hidden[part]
+        if self._first and self._tile_weight.dtype == left.dtype:
             torch.mm(left, right, out=self._tile_weight)
         else:
             if self._first:
                 self._tile_weight.zero_()
             add_product_(self._tile_weight, left, right, self._products)
         self._first = False
+
+    def _add_hidden(self, total: Tensor, gradient: _TileGradient, weight: Tensor) -> None:
+        values = gradient.values
+        if self._products is None or adds_unrounded(values, total):
+            add_product_(total, values, weight, self._products)
+            return
+        # Here a product is rounded before it is added. The target's column, often most of the sum, is kept out of it
+        # and added unrounded: the error of the whole gets smaller than that of a plain output layer.
+        rows = ((gradient.place >= 0) & (gradient.place < values.shape[1])).squeeze(1).nonzero().squeeze(1)
+        columns, exact = gradient.place[rows, 0], gradient.at_target[rows]
+        values[rows, columns] = 0
+        add_product_(total, values, weight, self._products)
+        total.index_add_(0, rows, weight[columns].to(total.dtype).mul_(exact))
+        values[rows, columns] = exact.squeeze(1).to(values.dtype)
 
     def end(self, local: slice) -> None:
         """Round a tile's weight gradient into its place."""

@@ -39,7 +39,7 @@ class Head:
         hidden = self.hidden[rows]
         if tile.dtype == hidden.dtype:
             torch.mm(hidden, weight.t(), out=tile)
-        elif _mixed_product(hidden, tile):
+        elif adds_unrounded(hidden, tile):
             torch.mm(hidden, weight.t(), out_dtype=tile.dtype, out=tile)
         else:
             torch.mm(hidden.to(tile.dtype), weight.to(tile.dtype).t(), out=tile)
@@ -77,19 +77,19 @@ def add_product_(total: Tensor, left: Tensor, right: Tensor, scratch: Tensor | N
     """
     if total.dtype == left.dtype:
         total.addmm_(left, right)
-    elif _mixed_product(left, total):
+    elif adds_unrounded(left, total):
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
         assert scratch is not None
         product = torch.mm(left, right, out=scratch[: total.numel()].view(total.shape))
         # Some lines at a time: torch upcasts the whole of a half-precision summand before it adds on CPU.
         lines = max(1, _ADDED_AT_ONCE // total.shape[1])
-        for sums, parts in zip(total.split(lines), product.split(lines), strict=True):
-            sums.add_(parts)
+        for at in range(0, len(total), lines):
+            total[at : at + lines].add_(product[at : at + lines])
 
 
-def _mixed_product(factor: Tensor, result: Tensor) -> bool:
-    """Whether the device multiplies half-precision factors into an fp32 result (CUDA, from torch 2.8 on)."""
+def adds_unrounded(factor: Tensor, result: Tensor) -> bool:
+    """Whether the device adds a product of half-precision factors to an fp32 sum unrounded (CUDA, torch >= 2.8)."""
     return (
         factor.device.type == "cuda"
         and factor.dtype in (torch.bfloat16, torch.float16)

@@ -36,8 +36,7 @@ $(BENCH_VENV)/.ready: pyproject.toml constraints.txt benchmarks/requirements.txt
 	@touch $@
 
 demo: $(VENV)/.demo  ## train a real 135M model for a few GRPO steps on the CPU; leaves runs/demo/report.html
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false \
-		$(BIN)/logparity train examples/grpo_cpu.toml --overwrite
+	$(RUN_ENV) $(BIN)/logparity train examples/grpo_cpu.toml --overwrite
 
 test: $(VENV)/.dev  ## run the whole test suite, except what is marked slow
 	$(RUN_ENV) $(BIN)/pytest -m 'not slow' $(PYTEST_ARGS)

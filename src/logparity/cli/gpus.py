@@ -10,7 +10,6 @@ GPU_MIB: Final = {
     "a100-40gb": 40960,
     "a100-80gb": 81920,
     "h100-80gb": 81559,
-    "h100-94gb": 95830,
     "h200-141gb": 143771,
     "b200-192gb": 183359,
     "l4-24gb": 23034,
@@ -24,6 +23,9 @@ GPU_MIB: Final = {
 
 def gpu_mib(name: str) -> int:
     """Memory of a GPU by its name (any case; the size may be left out where it is not in doubt).
+
+    Returns:
+        MiB.
 
     Raises:
         InputError: there is none, or more than one, of that name.

@@ -39,9 +39,10 @@ def plan(
     small part of it. Prints, for one rank, what each way of computing holds at its worst moment: the logits it starts
     from, what it needs on top, the sum, and whether that fits.
 
-    How to read it: "on top" counts the gradient a way returns. From hidden states there are no logits at all, and the
-    gradient of the output layer's weight, which the other ways make a moment later, is counted already. The model, its
-    optimizer, and the activations are not part of the plan: give them with --used-gib.
+    How to read it: "rows" are held in full precision at a time. "on top" counts the gradient a way returns. From hidden
+    states there are no logits at all, and the gradient of the output layer's weight, which the other ways make a moment
+    later, is counted already. The model, its optimizer, and the activations are not part of the plan: give them with
+    --used-gib.
 
     Examples: `logparity plan --tokens 32768 --vocab 151936 --tp 4 --gpu h100`, with hidden states and entropy
     `logparity plan --tokens 32768 --vocab 151936 --hidden 4096 --entropy grad --memory-gib 24`.
@@ -72,7 +73,8 @@ def plan(
         sys.stdout.write(json.dumps(_as_json(problem, plans, room)) + "\n")
     else:
         console = Console()
-        console.print(_table(problem, plans, room))
+        console.print(_title(problem, room), style="bold", highlight=False, markup=False)
+        console.print(_table(plans, room))
         console.print(_verdict(plans, room), highlight=False, markup=False, soft_wrap=True)
     return 0 if room is None or any(one.total_bytes <= room for one in plans) else 1
 
@@ -94,22 +96,23 @@ def _room_bytes(gpu: str | None, memory_gib: float | None, used_gib: float) -> i
     return room
 
 
-def _title(problem: Problem) -> str:
+def _title(problem: Problem, room: int | None) -> str:
     parts = [f"T={problem.tokens:,}", f"V={problem.vocab:,}"]
     parts += [f"H={problem.hidden:,}"] if problem.hidden is not None else []
     parts += [f"TP={problem.tp}", problem.dtype]
     parts += [] if problem.entropy == "none" else [f"entropy {problem.entropy}"]
     parts.append("forward and backward" if problem.backward else "forward")
-    return "Token log-probs, " + ", ".join(parts) + "; per rank"
+    free = "" if room is None else f"; {_size(room)} free"
+    return "Token log-probs on one rank: " + ", ".join(parts) + free
 
 
-def _table(problem: Problem, plans: tuple[MemoryPlan, ...], room: int | None) -> Table:
-    table = Table(title=_title(problem), title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("way of computing")
-    for name in ("rows at a time", "logits", "on top", "sum"):
+def _table(plans: tuple[MemoryPlan, ...], room: int | None) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("way of computing", overflow="fold", min_width=24)
+    for name in ("rows", "logits", "on top", "sum"):
         table.add_column(name, justify="right", no_wrap=True)
     if room is not None:
-        table.add_column(f"fits {_size(room)}")
+        table.add_column("fits", no_wrap=True)
     for one in plans:
         rows = "all" if one.chunk_size is None else f"{one.chunk_size:,}"
         cells = [one.way, rows, _size(one.logits_bytes), _size(one.peak_bytes), _size(one.total_bytes)]

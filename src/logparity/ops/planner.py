@@ -72,7 +72,7 @@ def plan_problem(
         rows = tile_rows(problem.tokens, chunk_size)
         return MemoryPlan("linear_token_log_probs", linear_tensors(problem, rows), rows, logits_bytes=0)
     rows = logits_rows(problem, chunk_size)
-    way = "token_log_probs" + ", grad_into_logits" * grad_into_logits
+    way = "token_log_probs, grad_into_logits" if grad_into_logits else "token_log_probs"
     return MemoryPlan(way, logits_tensors(problem, rows, grad_into_logits), rows, problem.logits_bytes)
 
 

@@ -34,11 +34,11 @@ def _naive(problem: Problem) -> MemoryPlan:
     # entropy gradient also the probabilities and the gradient of the product. (Measured: 12 and 20 bytes per logit.)
     forward = 2 if problem.entropy == "none" else 3
     backward = 5 if problem.entropy == "grad" else 3
-    return _full_copies("naive: log_softmax(logits.float())", problem, forward, backward)
+    return _full_copies("naive fp32 log_softmax", problem, forward, backward)
 
 
 def _cross_entropy(problem: Problem) -> MemoryPlan:
-    return _full_copies("F.cross_entropy(logits.float())", problem, forward=2, backward=3)
+    return _full_copies("F.cross_entropy in fp32", problem, forward=2, backward=3)
 
 
 def _full_copies(way: str, problem: Problem, forward: int, backward: int) -> MemoryPlan:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from logparity.ops import choose, token_log_probs
+from logparity.ops import choose, on_policy_token_log_probs, token_log_probs
 from tests.support.logits import hard_rows, random_rows
 from tests.support.tolerance import assert_log_probs_close, assert_same_bits
 
@@ -139,6 +139,15 @@ def test_rows_are_scored_where_they_are_and_others_get_zero(wanted: list[int], i
     expected = torch.zeros_like(logits)
     expected[index] = part.grad
     assert torch.equal(leaf.grad, expected)
+
+
+def test_a_single_row_without_leading_axes() -> None:
+    logits, targets = random_rows(1, 129, torch.float32)
+    expected = token_log_probs(logits, targets).log_probs[0]
+    for function in (token_log_probs, on_policy_token_log_probs):
+        scores = function(logits[0].requires_grad_(), targets[0])
+        assert scores.log_probs.shape == ()
+        torch.testing.assert_close(scores.log_probs.detach(), expected)
 
 
 def test_rows_index_the_flattened_leading_axes() -> None:

@@ -72,3 +72,11 @@ def test_ignored_targets_and_shapes() -> None:
 def test_it_owns_the_temperature() -> None:
     with pytest.raises(InputError, match="temperature"):
         on_policy_token_log_probs(torch.randn(2, 129), torch.tensor([1, 2]), temperature=0.0)
+
+
+def test_without_gradient_there_is_no_graph() -> None:
+    logits, targets = random_rows(3, 129, torch.float32)
+    with torch.inference_mode():
+        scores = on_policy_token_log_probs(logits.clone().requires_grad_(), targets, entropy="grad")
+    assert not scores.log_probs.requires_grad
+    assert_same_bits(scores.log_probs, _engine(logits, targets, 1.0, torch.float32))

@@ -32,14 +32,10 @@ class Distribution:
     def shape_(self, values: Tensor) -> Tensor:
         """Apply softcap and scale in place (temperature comes later, off the maximum)."""
         if self.softcap is not None:
-            infinite = values.isinf()
-            saved = values[infinite] if values.device.type == "cpu" else None
-            original = values.clone() if saved is None else None
-            values.div_(self.softcap).tanh_().mul_(self.softcap)
-            if saved is not None:
-                values[infinite] = saved
-            elif original is not None:
-                torch.where(infinite, original, values, out=values)
+            largest = torch.finfo(values.dtype).max
+            finite = values.clamp(min=-largest, max=largest)
+            values.sub_(finite)  # 0, or the infinity that is to stay
+            values.add_(finite.div_(self.softcap).tanh_().mul_(self.softcap))
         return values if self.scale == 1.0 else values.mul_(self.scale)
 
     def slope(self, shaped: Tensor) -> Tensor | None:

@@ -22,6 +22,7 @@ from logparity.ops.first_order import first_order_only
 from logparity.ops.gradient import Upstream
 from logparity.ops.options import ChunkSize, Entropy, Scoring, scoring
 from logparity.ops.results import TokenLogProbs
+from logparity.ops.rows import RowView
 from logparity.ops.statistics import local_statistics
 from logparity.ops.totals import RowTotals, gather_totals
 from logparity.parallel.collectives import exchange
@@ -94,70 +95,76 @@ def on_policy_token_log_probs(
         rows = chunk_size if isinstance(chunk_size, int) else _chunk_rows(layout, dtype)
         exchange(gather_payload(min(count, rows), layout, logits), layout, failure=failure)
         raise
+    ignored = asked.targets == IGNORE_INDEX
+    asked = replace(asked, targets=asked.targets.masked_fill(ignored, 0))
     with torch.autocast(logits.device.type, enabled=False):
-        log_probs, entropies = _OnPolicyScores.apply(logits, asked, layout, dtype)  # type: ignore[no-untyped-call]
-    shaped = None if entropies is None else entropies.reshape(asked.shape)
-    return TokenLogProbs(log_probs.reshape(asked.shape), shaped)
+        log_probs, entropies = _scores(logits, asked, layout, dtype)
+    return TokenLogProbs(
+        log_probs.masked_fill(ignored, 0.0).reshape(asked.shape),
+        None if entropies is None else entropies.masked_fill(ignored, 0.0).reshape(asked.shape),
+    )
 
 
 def _chunk_rows(layout: ShardLayout, dtype: torch.dtype) -> int:
     return max(1, ROW_BYTES // (3 * layout.columns * dtype.itemsize))
 
 
+def _scores(logits: Tensor, asked: Scoring, layout: ShardLayout, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    if torch.is_grad_enabled() and logits.requires_grad:
+        return _OnPolicyScores.apply(logits, asked, layout, dtype)  # type: ignore[no-untyped-call,no-any-return]
+    log_probs, totals = _forward(logits, asked, layout, dtype, exact=asked.entropy is not Entropy.NONE)
+    return log_probs, _entropy(totals, log_probs.dtype)
+
+
+def _entropy(totals: RowTotals | None, dtype: torch.dtype) -> Tensor | None:
+    return None if totals is None or totals.entropy is None else totals.entropy.to(dtype)
+
+
 class _OnPolicyScores(torch.autograd.Function):
+    """The engine's value, with the gradient of the exact function."""
+
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, asked: Scoring, layout: ShardLayout, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor | None]:
-        ignored = asked.targets == IGNORE_INDEX
-        asked = asked.select(asked.row_index())
-        asked.targets.masked_fill_(ignored, 0)
-        need_totals = logits.requires_grad or asked.entropy is not Entropy.NONE
-        log_probs, totals = _forward(logits.detach(), asked, layout, dtype, need_totals)
+        log_probs, totals = _forward(logits, asked, layout, dtype, exact=True)
+        assert totals is not None
         ctx.set_materialize_grads(False)
-        ctx.asked, ctx.layout, ctx.ignored = asked, layout, ignored
-        if logits.requires_grad:
-            ctx.save_for_backward(logits, *(totals or ()))
-        entropy = None if totals is None or totals.entropy is None else totals.entropy.to(log_probs.dtype)
-        if entropy is not None:
-            entropy.masked_fill_(ignored, 0.0)
-            if asked.entropy is Entropy.VALUE:
-                ctx.mark_non_differentiable(entropy)
-        return log_probs.masked_fill_(ignored, 0.0), entropy
+        ctx.save_for_backward(logits, *totals)
+        ctx.asked, ctx.layout = asked, layout
+        entropy = _entropy(totals, log_probs.dtype)
+        if entropy is not None and asked.entropy is Entropy.VALUE:
+            ctx.mark_non_differentiable(entropy)
+        return log_probs, entropy
 
     @staticmethod
     @first_order_only
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None, None, None]:
         logits, *totals = ctx.saved_tensors
-        wanted = (None if each is None else each.masked_fill(ctx.ignored, 0.0) for each in gradients)
-        upstream, place = Upstream.of(*wanted), GradientPlace()
+        upstream, place = Upstream.of(*gradients), GradientPlace()
         gradient = scores_gradient(logits, ctx.asked, ctx.layout, place, RowTotals(*totals), upstream)
         return gradient, None, None, None
 
 
 def _forward(
-    logits: Tensor, asked: Scoring, layout: ShardLayout, dtype: torch.dtype, need_totals: bool
+    logits: Tensor, asked: Scoring, layout: ShardLayout, dtype: torch.dtype, exact: bool
 ) -> tuple[Tensor, RowTotals | None]:
-    flat = logits.flatten(0, -2) if logits.is_contiguous() or logits.dim() == 2 else logits
+    view = RowView(logits, logits.shape[-1])
     rows = asked.chunk_size or _chunk_rows(layout, dtype)
     log_probs, totals = [], []
     # Without targets there is one empty chunk, so that every rank takes part in one collective.
     for start in range(0, max(1, len(asked)), rows):
         positions = torch.arange(start, min(start + rows, len(asked)), device=logits.device)
         part = asked.select(positions)
-        full = gather_columns(_rows(flat, part.row_index()), layout, read_failures=asked.validate)
+        full = gather_columns(view.take(part.row_index()), layout, read_failures=asked.validate)
         full = full[:, : asked.columns]
         log_probs.append(_engine_log_probs(full, part, dtype))
-        if need_totals:
+        if exact:
             totals.append(_exact_totals(full, part))
     merged = None
-    if need_totals:
+    if exact:
         merged = RowTotals._make(None if each[0] is None else torch.cat(each) for each in zip(*totals, strict=True))
     return torch.cat(log_probs), merged
-
-
-def _rows(logits: Tensor, rows: Tensor) -> Tensor:
-    return logits[rows] if logits.dim() == 2 else logits[torch.unravel_index(rows, logits.shape[:-1])]
 
 
 def _engine_log_probs(full: Tensor, part: Scoring, dtype: torch.dtype) -> Tensor:

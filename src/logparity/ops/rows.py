@@ -66,6 +66,10 @@ class RowView:
         else:
             self._tensor[self._index(rows)] = values.to(self._tensor.dtype)
 
+    def take(self, rows: Tensor) -> Tensor:
+        """A copy of rows ``[rows, columns]``."""
+        return self._flat[rows] if self._flat is not None else self._tensor[self._index(rows)]
+
     def pick(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Single elements ``[N]``."""
         if self._flat is not None:

@@ -90,7 +90,8 @@ class _Scan:
         self._view, self._scoring, self._grid = view, scoring, grid
         self._weighted = scoring.entropy is not Entropy.NONE
         scratches = 2 if self._weighted else 1
-        rows = scratch_rows(grid.width, dtype.itemsize, scratches, scoring.chunk_size)
+        temporaries = scoring.distribution.softcap is not None
+        rows = scratch_rows(grid.width, dtype.itemsize, scratches + temporaries, scoring.chunk_size)
         self._size = min(rows, max(1, len(scoring)))
         self._scratch, *more = (Scratch(self._size, grid.width, dtype, device) for _ in range(scratches))
         self._products = more[0] if more else None

@@ -59,10 +59,10 @@ def _body(payload: Tensor, failure: LogparityError | None) -> Tensor:
 
 
 def _header(failure: LogparityError | None, device: torch.device) -> Tensor:
-    text = b""
-    if failure is not None:
-        kind = next((i for i, known in enumerate(_KINDS) if type(failure) is known), 0)
-        text = bytes([kind + 1]) + str(failure).encode()[: _HEADER_BYTES - 2]
+    if failure is None:
+        return torch.zeros(_HEADER_BYTES, dtype=torch.uint8, device=device)
+    kind = next((i for i, known in enumerate(_KINDS) if type(failure) is known), 0)
+    text = bytes([kind + 1]) + str(failure).encode()[: _HEADER_BYTES - 2]
     return torch.tensor(list(text.ljust(_HEADER_BYTES, b"\0")), dtype=torch.uint8, device=device)
 
 

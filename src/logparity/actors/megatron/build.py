@@ -73,6 +73,8 @@ def build_model(
         InputError: the model does not divide into the parallel sizes.
     """
     family.check(groups.sizes)
+    if family.experts:
+        cpu.prepare_experts()
     config = family.config(groups.sizes, dtype, recompute_layers=recompute_layers)
     padded = family.padded_vocab(groups.sizes.tensor, vocab_multiple)
     bare = [

@@ -8,6 +8,8 @@ Megatron-Core asks for its device in three ways. Each gets the CPU as its answer
   ``"torch.cuda.FloatTensor"``, in the schedule and the optimizer: `megatron_calls` maps them while such a call runs.
 * ``torch.cuda.synchronize()`` and the CUDA generator's state, around the exchange of shapes between pipeline stages
   and recomputed layers: nothing to wait for, and nothing random to restore, since dropout is 0.
+* a side stream on which an experts' dispatcher copies its counts to the host: `prepare_experts` puts a plain
+  conversion in its place, since the counts are on the host already.
 """
 
 from __future__ import annotations
@@ -35,6 +37,20 @@ def prepare() -> None:
     torch.cuda.synchronize = _nothing
     # Recomputed layers save and restore the CUDA generator next to the CPU's.
     torch.cuda.random.get_rng_state = torch.cuda.get_rng_state = _no_state
+
+
+def prepare_experts() -> None:
+    """Let a mixture-of-experts layer work without Transformer Engine and without CUDA streams."""
+    from megatron.core.transformer.moe import moe_utils
+    from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None  # read, but not defined, where Transformer Engine is not installed
+    if not without_cuda():
+        return
+
+    MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = "cpu"  # only has to be there: else a CUDA stream is made
+    MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize = _counts_on_host
 
 
 def device() -> torch.device:
@@ -74,6 +90,16 @@ def _is_cuda(place: object) -> bool:
     return isinstance(place, (str, torch.device)) and str(place).startswith("cuda")
 
 
+def _counts_on_host(dispatcher: Any, point: str, tokens_per_expert: Any = None) -> Any:
+    """What the dispatcher's copy to the host leaves behind: split sizes as numpy arrays."""
+    if point == dispatcher.cuda_dtoh_point:
+        for name in ("input_splits", "output_splits", "output_splits_tp"):
+            splits = getattr(dispatcher, name)
+            if isinstance(splits, torch.Tensor):
+                setattr(dispatcher, name, splits.numpy())
+    return tokens_per_expert
+
+
 def _nothing(*_args: Any, **_kwargs: Any) -> None:
     return None
 
@@ -82,4 +108,4 @@ def _no_state(*_args: Any, **_kwargs: Any) -> torch.Tensor:
     return torch.zeros(16, dtype=torch.uint8)
 
 
-__all__ = ["device", "megatron_calls", "prepare", "without_cuda"]
+__all__ = ["device", "megatron_calls", "prepare", "prepare_experts", "without_cuda"]

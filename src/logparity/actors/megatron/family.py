@@ -122,6 +122,7 @@ class Family:
             persist_layer_norm=False,
             gradient_accumulation_fusion=False,
             apply_rope_fusion=False,
+            cuda_graph_scope=[],
             tensor_model_parallel_size=sizes.tensor,
             pipeline_model_parallel_size=sizes.pipeline,
             virtual_pipeline_model_parallel_size=sizes.virtual_pipeline if sizes.virtual_pipeline > 1 else None,

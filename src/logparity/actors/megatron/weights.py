@@ -69,14 +69,13 @@ class WeightFiles:
 
 
 @torch.no_grad()
-def load_weights(model: MegatronModel) -> None:
-    """Copy the folder's weights into the model, and into the float32 masters of an optimizer made for it.
-
-    Masters take the folder's own values, not their cast to the compute dtype. A value head that the folder lacks
-    stays as it is.
+def load_weights(model: MegatronModel, also: Callable[[Parameter, Tensor], None] | None = None) -> None:
+    """Copy the folder's weights into the model. A value head that the folder lacks stays as it is.
 
     Args:
         model: this rank's chunks.
+        also: called with every parameter and its values in the dtype of the folder: float32 masters take those, not
+            their cast to the compute dtype.
 
     Raises:
         ModelError: a weight is missing or has another shape.
@@ -93,17 +92,8 @@ def load_weights(model: MegatronModel) -> None:
                 f"{tuple(shard.shape)}. Do config.json and the weights belong together?"
             )
         placed.parameter.copy_(shard)
-        _set_master(placed.parameter, shard)
-
-
-def _set_master(parameter: Parameter, values: Tensor) -> None:
-    master = getattr(parameter, "main_param", None)
-    if master is None:
-        return
-    if getattr(parameter, "main_param_sharded", False):
-        start, stop = parameter.master_range  # type: ignore[attr-defined]
-        values = values.reshape(-1)[start:stop]
-    master.copy_(values.view(master.shape))
+        if also is not None:
+            also(placed.parameter, shard)
 
 
 def each_weight(

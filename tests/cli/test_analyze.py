@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.rollouts import save_dump_pairs, save_pair
 
 from logparity.cli import main
+from tests.support.rollouts import save_dump_pairs, save_pair
 
 
 def test_tables_hold_numpys_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.run_folders import make_run
 
 from logparity.cli import main
+from tests.support.run_folders import make_run
 
 
 def test_report_is_written_into_the_run_or_where_it_is_wanted(

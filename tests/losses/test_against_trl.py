@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.losses import golden_batch as recorded
 
 from logparity.losses import (
     CISPOConfig,
@@ -25,6 +24,7 @@ from logparity.losses import (
     opsm_keep,
     rloo_advantages,
 )
+from tests.losses import golden_batch as recorded
 
 TRL = recorded.golden()["trl"]
 CLIP = ClipConfig(0.2, 0.28)

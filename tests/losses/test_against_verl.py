@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.losses import golden_batch as recorded
 
 from logparity.losses import (
     CISPOConfig,
@@ -33,6 +32,7 @@ from logparity.losses import (
     value_loss,
     whiten,
 )
+from tests.losses import golden_batch as recorded
 
 VERL = recorded.golden()["verl"]
 SURROGATES = {

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.loss_batches import OBJECTIVES, random_tokens, take
 
 from logparity.errors import ConfigError, InputError, NonFiniteError
 from logparity.losses import (
@@ -34,6 +33,7 @@ from logparity.losses import (
     correct,
     count_denominators,
 )
+from tests.support.loss_batches import OBJECTIVES, random_tokens, take
 
 
 def poison(tokens: TokenTensors, name: str, index: int, value: float) -> TokenTensors:

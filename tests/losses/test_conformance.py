@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.losses.golden_batch import golden
-
 from logparity import losses
 from logparity.losses.conformance import entries, render
 from logparity.losses.host_notes import HOSTS, NOTES
+from tests.losses.golden_batch import golden
 
 PAGE = Path(__file__).parents[2] / "docs" / "losses.md"
 

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from tests.support.loss_batches import OBJECTIVES, REDUCTIONS, random_tokens, take
-from tests.support.spawn import spawn
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -34,6 +32,8 @@ from logparity.losses import (
     whiten,
 )
 from logparity.ops import token_log_probs
+from tests.support.loss_batches import OBJECTIVES, REDUCTIONS, random_tokens, take
+from tests.support.spawn import spawn
 
 VOCAB, WIDTH = 37, 8
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

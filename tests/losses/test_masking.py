@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.support.loss_batches import OBJECTIVES, random_tokens, token_fields
 from torch import Tensor
 
 from logparity.losses import (
@@ -24,6 +23,7 @@ from logparity.losses import (
     token_rewards,
     whiten,
 )
+from tests.support.loss_batches import OBJECTIVES, random_tokens, token_fields
 
 GARBAGE = [float("nan"), float("inf"), float("-inf"), 1e30, -1e30]
 

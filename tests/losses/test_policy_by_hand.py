@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.support.loss_batches import REDUCTIONS, random_tokens
 
 from logparity.losses import (
     CISPOConfig,
@@ -27,6 +26,7 @@ from logparity.losses import (
     WeightMode,
     count_denominators,
 )
+from tests.support.loss_batches import REDUCTIONS, random_tokens
 
 Token = tuple[float, float]
 """Loss of a token and its derivative with respect to the token's log-prob."""

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.loss_batches import OBJECTIVES, REDUCTIONS, random_tokens, take
 
 from logparity.losses import (
     CorrectionConfig,
@@ -26,6 +25,7 @@ from logparity.losses import (
     mean_weight_share,
     merge_metrics,
 )
+from tests.support.loss_batches import OBJECTIVES, REDUCTIONS, random_tokens, take
 
 
 @pytest.mark.parametrize("clip", [0.2, None])

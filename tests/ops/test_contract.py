@@ -83,6 +83,27 @@ def test_minus_infinity_is_a_legal_logit() -> None:
     torch.testing.assert_close(leaf.grad, torch.tensor([[0.5, 0.0, -0.5, 0.0]]))
 
 
+@pytest.mark.parametrize("masked", [slice(0, 2048), slice(1024, 5000), slice(0, 4999)])
+def test_whole_blocks_at_minus_infinity(masked: slice) -> None:
+    logits, targets = random_rows(3, 5000, torch.float32)
+    logits[:, masked] = -INF
+    kept = [column for column in range(5000) if column not in range(*masked.indices(5000))]
+    targets = torch.tensor([kept[-1]] * 3)
+    scores = token_log_probs(logits, targets, entropy="value")
+    exact = torch.log_softmax(logits[:, kept].double(), -1)
+    assert_log_probs_close(scores.log_probs, exact[:, -1])
+    torch.testing.assert_close(scores.entropy, -(exact.exp() * exact).sum(-1).float(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_target_at_minus_infinity_takes_no_part_in_the_entropy() -> None:
+    leaf = torch.tensor([[0.0, -INF, 1.0]], requires_grad=True)
+    token_log_probs(leaf, torch.tensor([1]), entropy="grad").entropy.sum().backward()
+    twin = torch.tensor([[0.0, 1.0]], requires_grad=True)
+    token_log_probs(twin, torch.tensor([1]), entropy="grad").entropy.sum().backward()
+    torch.testing.assert_close(leaf.grad[:, [0, 2]], twin.grad)
+    assert leaf.grad[0, 1] == 0
+
+
 def test_a_softcap_keeps_masked_columns_masked() -> None:
     logits = torch.tensor([[1.0, -INF, 2.0]])
     capped = token_log_probs(logits, torch.tensor([0]), logit_softcap=5.0).log_probs

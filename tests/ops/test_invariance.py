@@ -56,14 +56,15 @@ def test_chunk_size_leaves_no_trace(vocab: int, dtype: torch.dtype) -> None:
             _assert_same(_run(logits, targets, chunk_size=chunk_size, **options), expected)
 
 
-@pytest.mark.parametrize("vocab", [129, 32768, 151936])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("vocab", [129, 33000, 151936])
 @pytest.mark.parametrize("entropy", ["none", "grad"])
 @pytest.mark.usefixtures("_threads")
-def test_threads_leave_no_trace(vocab: int, entropy: str) -> None:
-    logits, targets = random_rows(5, vocab, torch.bfloat16)
+def test_threads_leave_no_trace(vocab: int, entropy: str, dtype: torch.dtype) -> None:
+    logits, targets = random_rows(5, vocab, dtype)
     torch.set_num_threads(1)
     expected = _run(logits, targets, entropy=entropy, temperature=0.9)
-    for threads in (2, 3, 5):
+    for threads in (2, 3, 5, 6):
         torch.set_num_threads(threads)
         for chunk_size in (1, 3, 5):
             _assert_same(_run(logits, targets, entropy=entropy, temperature=0.9, chunk_size=chunk_size), expected)

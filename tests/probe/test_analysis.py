@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.rollouts import rollout_of, save_dump_pairs, save_pair, scored_of
 
 from logparity.errors import InputError
 from logparity.probe import ProbeConfig, TokenProbe, analyze_folder
 from logparity.probe import analysis as analysis_module
+from tests.support.rollouts import rollout_of, save_dump_pairs, save_pair, scored_of
 
 
 def check_against_numpy(folder: Path, written: list[tuple[np.ndarray, np.ndarray]]) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.rollouts import PAIRS, rollout_of, rollouts_of_dump, scored_of
 
 from logparity.errors import InputError
 from logparity.probe import ProbeConfig, TokenProbe, calculate_debug_metrics
 from logparity.records import ScoredTokens
+from tests.support.rollouts import PAIRS, rollout_of, rollouts_of_dump, scored_of
 
 CLEAN = PAIRS / "clean_vllm_bf16_vs_hf_bf16.npz"
 

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.support.rollouts import PAIRS, rollout_of, rollouts_of_dump, scored_of
 
 from logparity.errors import InputError
 from logparity.probe import read_rollouts, write_rollouts
+from tests.support.rollouts import PAIRS, rollout_of, rollouts_of_dump, scored_of
 
 CLEAN = PAIRS / "clean_vllm_bf16_vs_hf_bf16.npz"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tests.support.run_folders import HOSTILE, make_run
 
 from logparity.report import write_report
+from tests.support.run_folders import HOSTILE, make_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.run_folders import HOSTILE, make_run
 
 from logparity.errors import InputError, RunFolderError
 from logparity.report import write_report
 from logparity.report.embed import json_for_script
 from logparity.report.visible_text import visible
+from tests.support.run_folders import HOSTILE, make_run
 
 
 class Page(HTMLParser):

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.support.tiny_models import save_tiny_gpt2
 from transformers import AutoModelForCausalLM
 
 from logparity.errors import InputError, NonFiniteError
@@ -14,6 +13,7 @@ from logparity.models.loading import load_causal_lm
 from logparity.models.weights import named_weights
 from logparity.records import FinishReason, LogProbMode, Rollout, SamplingSettings
 from logparity.rollout import HFRolloutEngine, Request, RolloutEngine
+from tests.support.tiny_models import save_tiny_gpt2
 
 PROMPTS = [[1, 70, 80], [1, 71], [1, 90, 91, 92, 93, 94, 95], [1, 70, 80]]
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import numpy as np
-from tests.support.rollouts import PAIRS, rollouts_of_dump
 
 from logparity.probe import ProbeConfig, TokenProbe, write_rollouts
+from tests.support.rollouts import PAIRS, rollouts_of_dump
 
 HOSTILE = (
     "<script>alert(1)</script>",

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.support.tiny_models import byte_tokenizer
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -17,6 +16,8 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
+
+from tests.support.tiny_models import byte_tokenizer
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 259,

@@ -5,12 +5,14 @@ from __future__ import annotations
 from logparity.probe.analysis import Analysis, analyze_folder
 from logparity.probe.config import ProbeConfig
 from logparity.probe.hook import TokenProbe
+from logparity.probe.monitor import Probe
 from logparity.probe.pairs import TokenPairs
 from logparity.probe.rollout_store import StoredRollout, read_rollouts, write_rollouts
 from logparity.probe.verl_api import calculate_debug_metrics, calculate_token_level_prob_diff
 
 __all__ = [
     "Analysis",
+    "Probe",
     "ProbeConfig",
     "StoredRollout",
     "TokenPairs",

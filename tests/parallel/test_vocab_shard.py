@@ -165,8 +165,9 @@ def _failures_are_shared(rank: int) -> None:
     lacking = Support.from_lists([[int(t) if i else 7] for i, t in enumerate(targets)])
     with pytest.raises(SupportError, match="support of row 0: expected its target 0"):
         token_log_probs(logits, targets, shard=shard, support=lacking if rank == 2 else support)
-    with pytest.raises(InputError, match="the width of the shard"):
-        token_log_probs(logits[:, 1:] if rank == 0 else logits, targets, shard=shard)
+    for validate in (None, False):
+        with pytest.raises(InputError, match="the width of the shard"):
+            token_log_probs(logits[:, 1:] if rank == 0 else logits, targets, shard=shard, validate=validate)
     with pytest.raises(InputError, match="temperature"):
         on_policy_token_log_probs(logits, targets, shard=shard, temperature=0.0 if rank == 0 else 1.0)
     # Nobody hangs, and the next call works.

@@ -40,7 +40,7 @@ class Scoring:
         rows: int64 ``[N]``, the row of logits of each target; None for target ``i`` on row ``i``.
         support: the sampler's supports; None for none.
         chunk_size: upper bound on rows in full precision; None for automatic.
-        validate: whether values were checked, and remote failures may be read (waits for the device).
+        validate: whether values were checked, and remote failures may be read even if that waits for the device.
     """
 
     targets: Tensor

@@ -28,7 +28,7 @@ def exchange(
         payload: what this rank contributes; contents are ignored where ``failure`` is given.
         layout: whose group is gathered over.
         failure: this rank's error, raised here and on every rank that reads headers.
-        read_failures: whether to look at the headers, which waits for the device. Without it (CUDA, unvalidated) a
+        read_failures: whether to look at the headers where that waits for a device. Without it (CUDA, unvalidated) a
             failed rank's payload arrives as NaN, so that its error shows up in the results instead.
 
     Returns:
@@ -46,7 +46,7 @@ def exchange(
     dist.all_gather_into_tensor(received.view(-1), sent, group=layout.group)
     if failure is not None:
         raise failure
-    if read_failures:
+    if read_failures or payload.device.type == "cpu":
         _raise_first(received[:, :_HEADER_BYTES].cpu())
     bodies = received[:, _HEADER_BYTES:]
     return tuple(body.view(payload.dtype).view(payload.shape) for body in bodies.unbind(0))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 
 from benchmarks.cases import CASES, Case, Inputs, Mode, make_inputs, true_log_probs
 from benchmarks.contenders import CONTENDERS, Contender, Scorer, perform
-from benchmarks.measure import MIB, Timing, bare_matmul, bare_read, interleaved
+from benchmarks.measure import MIB, Clock, Timing, bare_matmul, bare_read, interleaved
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "log_probs.json"
@@ -33,7 +34,7 @@ Row = dict[str, Any]
 def measure_memory(case: Case, mode: Mode, index: int) -> Row:
     """Run one contender in a fresh process; on failure the last line of its error is the result."""
     # Small allocations are kept off the heap, so that what is freed leaves the process and the peak is what is held.
-    environment = dict(os.environ, MALLOC_MMAP_THRESHOLD_="65536", OMP_NUM_THREADS=str(torch.get_num_threads()))
+    environment = dict(os.environ, MALLOC_MMAP_THRESHOLD_="65536", OMP_NUM_THREADS="1")
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.memory_worker", case.name, mode.name, str(index)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -67,7 +68,7 @@ def _yardstick(inputs: Inputs) -> Callable[[], object]:
     return bare_matmul(inputs.hidden, inputs.weight)
 
 
-def time_case(case: Case, mode: Mode, rows: dict[int, Row], repeats: int) -> None:
+def time_case(case: Case, mode: Mode, rows: dict[int, Row], repeats: int, clock: Clock) -> None:
     """Time the contenders of one case and mode that work, in turn, and note their error against float64."""
     inputs = make_inputs(case)
     truth = true_log_probs(inputs, TRUTH_ROWS)
@@ -81,7 +82,7 @@ def time_case(case: Case, mode: Mode, rows: dict[int, Row], repeats: int) -> Non
         row["max_error"] = float((log_probs[:TRUTH_ROWS].double() - truth).abs().max())
         calls[str(index)] = partial(perform, scorer, inputs, mode)
         restore(str(index))
-    for name, timing in interleaved(calls, _yardstick(inputs), repeats, restore).items():
+    for name, timing in interleaved(calls, _yardstick(inputs), repeats, restore, clock).items():
         rows[int(name)].update(_timing_row(timing))
 
 
@@ -89,7 +90,6 @@ def _timing_row(timing: Timing) -> Row:
     ratios = timing.ratios
     return {
         "seconds": timing.seconds,
-        "cpu_seconds": timing.cpu_seconds,
         "yardstick_seconds": timing.yardstick,
         "ratio_median": statistics.median(ratios),
         "ratio_min": min(ratios),
@@ -97,22 +97,33 @@ def _timing_row(timing: Timing) -> Row:
     }
 
 
-def measure_all(repeats: int, names: tuple[str, ...]) -> list[Row]:
-    """All cases, modes and contenders, memory first, since that finds out what runs at all."""
-    results: list[Row] = []
-    for case in (CASES[name] for name in names):
-        for mode in case.modes:
-            rows: dict[int, Row] = {}
-            for index, contender in enumerate(CONTENDERS):
-                if contender.fits(case, mode):
-                    rows[index] = measure_memory(case, mode, index)
-            if case.name in TIMED_CASES:
-                time_case(case, mode, rows, repeats)
-            for index, row in rows.items():
-                contender = CONTENDERS[index]
-                head = {"case": case.name, "mode": mode.value, "contender": contender.name, "origin": contender.origin}
-                results.append(head | row)
-                _say(head | row)
+def measure_memories(cases: list[Case]) -> dict[tuple[str, Mode, int], Row]:
+    """Peak memory of everything, two processes at a time: unlike time, memory does not mind company."""
+    jobs = [
+        (case, mode, index)
+        for case in cases
+        for mode in case.modes
+        for index, contender in enumerate(CONTENDERS)
+        if contender.fits(case, mode)
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        rows = pool.map(lambda job: measure_memory(*job), jobs)
+        return {(case.name, mode, index): row for (case, mode, index), row in zip(jobs, rows, strict=True)}
+
+
+def measure_all(repeats: int, names: tuple[str, ...], clock: Clock) -> list[Row]:
+    """All cases, modes and contenders; memory first, since that finds out what runs at all."""
+    cases, results = [CASES[name] for name in names], []
+    memories = measure_memories(cases)
+    for case, mode in [(each, mode) for each in cases for mode in each.modes]:
+        rows = {index: row for (name, of, index), row in memories.items() if (name, of) == (case.name, mode)}
+        if case.name in TIMED_CASES:
+            time_case(case, mode, rows, repeats, clock)
+        for index, row in rows.items():
+            contender = CONTENDERS[index]
+            head = {"case": case.name, "mode": mode.value, "contender": contender.name, "origin": contender.origin}
+            results.append(head | row)
+            _say(head | row)
     return results
 
 
@@ -144,9 +155,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="timed repeats of each contender")
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file; others than the default draw nothing")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--clock", type=Clock, default=Clock.WALL, choices=list(Clock), help="cpu: where load is high")
     arguments = parser.parse_args()
-    start, host = time.perf_counter(), machine()
-    rows = measure_all(arguments.repeats, tuple(arguments.cases))
+    torch.set_num_threads(arguments.threads)
+    start, host = time.perf_counter(), machine() | {"clock": arguments.clock.value}
+    rows = measure_all(arguments.repeats, tuple(arguments.cases), arguments.clock)
     cases = {name: {"tokens": c.tokens, "vocab": c.vocab, "hidden": c.hidden} for name, c in CASES.items()}
     host["minutes"] = round((time.perf_counter() - start) / 60, 1)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

@@ -6,8 +6,9 @@ import ctypes
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 import torch
@@ -35,6 +36,9 @@ def peak_extra_bytes(call: Callable[[], object]) -> int:
 
     The high-water mark is the kernel's, so it sees every allocator. Meant for a fresh process, with small allocations
     kept off the heap (``MALLOC_MMAP_THRESHOLD_``), after a warm-up that loads the kernels.
+
+    Returns:
+        Bytes, at least 0.
     """
     settle_memory()
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark to what is resident now
@@ -45,13 +49,24 @@ def peak_extra_bytes(call: Callable[[], object]) -> int:
     return max(peak - before, 0)
 
 
+class Clock(str, Enum):
+    """What is read before and after a call."""
+
+    WALL = "wall"
+    CPU = "cpu"
+    """Seconds that the process computed: for one thread on a machine that others use too."""
+
+    def read(self) -> float:
+        """Seconds since some moment."""
+        return time.perf_counter() if self is Clock.WALL else time.process_time()
+
+
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of the repeats of one contender, each with the bare read that ran just before it."""
+    """Seconds of the repeats of one contender, each with the yardstick that ran just before it."""
 
     seconds: tuple[float, ...]
     yardstick: tuple[float, ...]
-    cpu_seconds: tuple[float, ...]
 
     @property
     def ratios(self) -> list[float]:
@@ -72,36 +87,34 @@ def bare_matmul(hidden: Tensor, weight: Tensor) -> Callable[[], object]:
     return lambda: hidden @ weight.T
 
 
-def _clock(call: Callable[[], object]) -> tuple[float, float]:
-    gc.collect()
-    cpu, wall = time.process_time(), time.perf_counter()
-    kept = call()
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    del kept
-    return wall, cpu
-
-
 def interleaved(
     contenders: Mapping[str, Callable[[], object]],
     yardstick: Callable[[], object],
     repeats: int,
     after: Callable[[str], object],
+    clock: Clock = Clock.WALL,
 ) -> dict[str, Timing]:
     """Time every contender ``repeats`` times in turn, each time next to the yardstick.
 
     In turn, because the speed of a shared machine drifts: whoever is measured in one block wins or loses with it.
     ``after`` runs after each call, off the clock.
+
+    Returns:
+        The timing of each.
     """
-    rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in contenders}
+    rows: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
     for _ in range(repeats):
         for name, call in contenders.items():
-            unit, _ = _clock(yardstick)
-            wall, cpu = _clock(call)
-            rows[name].append((wall, unit, cpu))
+            unit = _timed(yardstick, clock)
+            rows[name].append((_timed(call, clock), unit))
             after(name)
-    return {name: _timing(measured) for name, measured in rows.items()}
+    return {name: Timing(*zip(*measured, strict=True)) for name, measured in rows.items()}
 
 
-def _timing(measured: Sequence[tuple[float, float, float]]) -> Timing:
-    seconds, yardstick, cpu = zip(*measured, strict=True)
-    return Timing(seconds, yardstick, cpu)
+def _timed(call: Callable[[], object], clock: Clock) -> float:
+    gc.collect()
+    start = clock.read()
+    kept = call()
+    seconds = clock.read() - start
+    del kept
+    return seconds

@@ -44,7 +44,7 @@ def machine_line(machine: Row) -> str:
     """One sentence on where the numbers come from."""
     return (
         f"Measured on {machine['cpu']}, {machine['threads']} threads, {machine['capability']}, "
-        f"torch {machine['torch']}; "
+        f"torch {machine['torch']}, {machine['clock']} time; "
         f"load average {machine['load_before']:.1f} before the run, which took {machine['minutes']} minutes."
     )
 

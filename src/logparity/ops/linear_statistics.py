@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from logparity.ops.blocks import BlockGrid, block_statistics
+from logparity.ops.blocks import BlockGrid, block_fields, block_statistics
 from logparity.ops.options import Entropy, Scoring
 from logparity.ops.scratch import Scratch
 from logparity.ops.sizes import SLAB_BLOCKS, TILE_SLICE_BYTES, scratch_rows, tile_rows
@@ -88,7 +88,8 @@ class _TileScan:
         rows = tile_rows(len(scoring), scoring.chunk_size)
         self._buffer = TileBuffer(rows, grid, head.logits_dtype, device)
         width, scratches = max(tile.width for tile in tiles), 1 + self._weighted
-        self._slice = scratch_rows(width, self._dtype.itemsize, scratches, rows, TILE_SLICE_BYTES)
+        temporaries = scoring.distribution.softcap is not None
+        self._slice = scratch_rows(width, self._dtype.itemsize, scratches + temporaries, rows, TILE_SLICE_BYTES)
         self._scratches = {
             width: [Scratch(self._slice, width, self._dtype, device) for _ in range(scratches)]
             for width in {tile.width for tile in tiles}
@@ -97,11 +98,10 @@ class _TileScan:
     def rows(self, part: slice, target: Tensor, picked: Tensor | None) -> Stats:
         """Statistics of all blocks for some rows; writes the logits of their targets and supports, float64."""
         count, device = part.stop - part.start, self._head.hidden.device
-        fields = [
-            torch.empty(count, self._grid.count, dtype=self._dtype, device=device) for _ in range(2 + self._weighted)
-        ]
+        like = torch.empty(0, dtype=self._dtype, device=device)
+        fields = block_fields(count, self._grid.count, self._weighted, like)
         own = torch.full((count,), torch.nan, dtype=self._dtype, device=device)
-        picks = None if picked is None else _SupportPicks(self._scoring, part, self._dtype)
+        picks = None if picked is None else _SupportPicks(self._scoring, part, self._tiles, self._dtype)
         for tile_grid in self._tiles:
             local = slice(tile_grid.start - self._grid.start, tile_grid.stop - self._grid.start)
             tile = self._buffer.shaped(count, tile_grid.owned)
@@ -111,15 +111,13 @@ class _TileScan:
             if picks is not None:
                 picks.take(tile, tile_grid, bias)
             first = tile_grid.first - self._grid.first
-            self._statistics(tile, tile_grid, bias, part, [f[:, first : first + tile_grid.count] for f in fields])
+            self._statistics(tile, tile_grid, bias, part, fields.sets(slice(first, first + tile_grid.count)))
         target[part] = self._scoring.distribution.shape_(own).double()
         if picks is not None and picked is not None:
             picked[picks.span] = self._scoring.distribution.shape_(picks.values).double()
-        return Stats(*fields)
+        return fields
 
-    def _statistics(
-        self, tile: Tensor, grid: BlockGrid, bias: Tensor | None, part: slice, fields: list[Tensor]
-    ) -> None:
+    def _statistics(self, tile: Tensor, grid: BlockGrid, bias: Tensor | None, part: slice, fields: Stats) -> None:
         scratch, *products = self._scratches[grid.width]
         for start in range(0, len(tile), self._slice):
             inside = slice(start, min(start + self._slice, len(tile)))
@@ -128,7 +126,7 @@ class _TileScan:
             load_tile(values, tile[inside], grid, bias)
             self._scoring.distribution.shape_(values)
             rate = self._scoring.distribution.rate(slice(part.start + inside.start, part.start + inside.stop))
-            out = Stats(*(field[inside] for field in fields))
+            out = Stats._make(None if field is None else field[inside] for field in fields)
             block_statistics(scratch, count, rate, out, *products)
 
     def _pick_targets(self, target: Tensor, tile: Tensor, grid: BlockGrid, bias: Tensor | None, part: slice) -> None:
@@ -143,7 +141,7 @@ class _TileScan:
 class _SupportPicks:
     """Logits of the supports' ids of some rows, collected tile by tile; NaN where an id is on no tile of this rank."""
 
-    def __init__(self, scoring: Scoring, part: slice, dtype: torch.dtype) -> None:
+    def __init__(self, scoring: Scoring, part: slice, tiles: Sequence[BlockGrid], dtype: torch.dtype) -> None:
         assert scoring.support is not None
         self.span = span = scoring.support.span(part)
         token = scoring.support.id[span]
@@ -151,14 +149,16 @@ class _SupportPicks:
         self._token = token[self._order]
         self._row = (scoring.support.row[span] - part.start)[self._order]
         self.values = torch.full((len(token),), torch.nan, dtype=dtype, device=token.device)
+        edges = torch.tensor([edge for tile in tiles for edge in (tile.start, tile.stop)], device=token.device)
+        marks = torch.searchsorted(self._token, edges).tolist()  # for all tiles at once: a GPU is waited for once
+        self._spans = {tile: slice(*marks[2 * at : 2 * at + 2]) for at, tile in enumerate(tiles)}
 
     def take(self, tile: Tensor, grid: BlockGrid, bias: Tensor | None) -> None:
         """Copy the logits that lie on a tile."""
-        edges = torch.tensor([grid.start, grid.stop], device=self._token.device)
-        low, high = torch.searchsorted(self._token, edges).tolist()
-        place = self._token[low:high] - grid.start
-        values = tile[self._row[low:high], place].to(self.values.dtype)
-        self.values[self._order[low:high]] = values if bias is None else values + bias[place]
+        found = self._spans[grid]
+        place = self._token[found] - grid.start
+        values = tile[self._row[found], place].to(self.values.dtype)
+        self.values[self._order[found]] = values if bias is None else values + bias[place]
 
 
 def load_tile(values: Tensor, tile: Tensor, grid: BlockGrid, bias: Tensor | None) -> None:

@@ -31,7 +31,7 @@ def logits_tensors(problem: Problem, rows: int, grad_into_logits: bool) -> tuple
     width = padded(problem.columns)
     tensors = [
         PlannedTensor("scratch", (rows, width), problem.scratch_dtype, True, problem.backward, count=problem.scratches),
-        _block_statistics(problem, _slab_rows(problem, width), width),
+        *_block_statistics(problem, _slab_rows(problem, width), width),
         _merging(problem, width),
         _results(problem),
     ]
@@ -61,7 +61,7 @@ def linear_tensors(problem: Problem, rows: int) -> tuple[PlannedTensor, ...]:
         PlannedTensor(
             "scratch", (slice_rows, width), problem.scratch_dtype, True, problem.backward, count=problem.scratches
         ),
-        _block_statistics(problem, rows, padded(problem.columns)),
+        *_block_statistics(problem, rows, padded(problem.columns)),
         _merging(problem, padded(problem.columns)),
         _results(problem),
         PlannedTensor("workspace of the matrix product", (PRODUCT_WORKSPACE // 2,), "bf16", True, problem.backward),
@@ -86,11 +86,13 @@ def _linear_gradients(problem: Problem, rows: int, width: int) -> list[PlannedTe
     return tensors
 
 
-def _block_statistics(problem: Problem, rows: int, width: int) -> PlannedTensor:
-    kinds = 2 if problem.entropy == "none" else 3
-    return PlannedTensor(
-        "block statistics", (rows, width // BLOCK_COLUMNS), problem.scratch_dtype, forward=True, count=kinds
-    )
+def _block_statistics(problem: Problem, rows: int, width: int) -> list[PlannedTensor]:
+    kinds = 1 if problem.entropy == "none" else 2
+    shape = (rows, width // BLOCK_COLUMNS)
+    return [
+        PlannedTensor("block statistics", shape, problem.scratch_dtype, forward=True, count=kinds),
+        PlannedTensor("block sums", shape, "fp64", forward=True),
+    ]
 
 
 def _slab_rows(problem: Problem, width: int) -> int:

@@ -154,3 +154,44 @@ def test_entropy_as_a_value_has_no_gradient() -> None:
     scores = linear_token_log_probs(case.hidden, case.weight, case.targets, entropy="value")
     assert scores.log_probs.requires_grad
     assert not scores.entropy.requires_grad
+
+
+def test_devices_that_add_products_unrounded_get_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls that CUDA gets, with its mixed-precision products played by float32 ones."""
+    case = random_head(70, 32, 9001, torch.bfloat16)
+
+    def gradients(logits_dtype: torch.dtype) -> list[torch.Tensor]:
+        scores = linear_token_log_probs(
+            case.hidden, case.weight, case.targets, bias=case.bias, chunk_size=30, logits_dtype=logits_dtype
+        )
+        return [scores.log_probs, *torch.autograd.grad(scores.log_probs, case.leaves, case.upstream[0])]
+
+    here = gradients(torch.float32)
+    mm, addmm, mixed = torch.mm, torch.addmm, []
+
+    def play_mm(
+        left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor, out_dtype: object = None
+    ) -> torch.Tensor:
+        if out_dtype is None:
+            return mm(left, right, out=out)
+        mixed.append(out_dtype)
+        return mm(left.to(out_dtype), right.to(out_dtype), out=out)
+
+    def play_addmm(
+        total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor, out_dtype: torch.dtype
+    ) -> torch.Tensor:
+        mixed.append(out_dtype)
+        return addmm(total, left.to(out_dtype), right.to(out_dtype), out=out)
+
+    def unrounded(factor: torch.Tensor, result: torch.Tensor) -> bool:
+        return (factor.dtype, result.dtype) == (torch.bfloat16, torch.float32)
+
+    monkeypatch.setattr(torch, "mm", play_mm)
+    monkeypatch.setattr(torch, "addmm", play_addmm)
+    for module in ("tiles", "linear_gradient"):
+        monkeypatch.setattr(f"logparity.ops.{module}.adds_unrounded", unrounded)
+    there = gradients(torch.float32)
+    assert set(mixed) == {torch.float32}
+    assert torch.equal(there[0], here[0])
+    truth = exact_gradients(case)
+    assert all(relative(ours, exact) <= 2.6e-3 for ours, exact in zip(there[1:], truth, strict=True))

@@ -27,7 +27,7 @@ _COMMON: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
-    "initializer_range": 0.2,
+    "initializer_range": 0.15,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,

@@ -54,6 +54,11 @@ class AttentionPlan:
     unshuffle: Tensor | None
 
 
+def split_row(cu_seqlens: tuple[int, ...], size: int, layout: ContextLayout) -> ContextSplit:
+    """How a row lies on context-parallel ranks; on a single one of them any length will do."""
+    return ContextSplit(cu_seqlens, size, layout if size > 1 else ContextLayout.CONTIGUOUS)
+
+
 def plan_attention(split: ContextSplit, rank: int, device: torch.device) -> AttentionPlan:
     """Plan causal attention within each sequence of a split row.
 
@@ -161,7 +166,8 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
     def _plan(self, query: Tensor, packing: PackedSeqParams | None) -> AttentionPlan:
         if isinstance(packing, PlannedPacking) and packing.plan is not None:
             return packing.plan
-        split = ContextSplit((0, query.size(0) * self._group.size()), self._group.size(), ContextLayout.ZIGZAG)
+        size = self._group.size()
+        split = split_row((0, query.size(0) * size), size, ContextLayout.ZIGZAG)
         return plan_attention(split, self._group.rank(), query.device)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
@@ -194,4 +200,4 @@ class _GatherRows(torch.autograd.Function):
         return own, None
 
 
-__all__ = ["AttentionPlan", "PlannedPacking", "SdpaAttention", "Segment", "plan_attention"]
+__all__ = ["AttentionPlan", "PlannedPacking", "SdpaAttention", "Segment", "plan_attention", "split_row"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from logparity.actors.megatron.attention import PlannedPacking, plan_attention
+from logparity.actors.megatron.attention import PlannedPacking, plan_attention, split_row
 from logparity.actors.megatron.microbatch import MicroBatchSize, plan_micro_batches
 from logparity.errors import InputError
 from logparity.layout.context_parallel import ContextLayout, ContextSplit
@@ -107,61 +107,76 @@ def micro_batches(
         multiple=sizes.token_multiple,
         count_multiple=sizes.pipeline if sizes.virtual_pipeline > 1 else 1,
     )
-    starts = np.concatenate([[0], np.cumsum([len(r) for r in batch.response_ids])]).astype(np.int64)
-    return [
-        _micro_batch(
-            batch, chosen, starts, groups, device, wanted, packed, extra[chosen[0]] if extra and chosen else {}
+    chosen = plan[groups.dp.rank()]
+    least = 1
+    if sizes.virtual_pipeline > 1:  # stages of an interleaved pipeline exchange activations of one shape
+        if not packed:
+            raise InputError("virtual_pipeline: interleaving needs packed=True, where micro-batches can be equally long.")
+        least = max(sum(-(-lengths[i] // sizes.token_multiple) * sizes.token_multiple for i in part) for part in chosen)
+    build = _Builder(batch, groups, device, wanted, packed, max(least, 1))
+    return [build.micro_batch(part, extra[part[0]] if extra and part else {}) for part in chosen]
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    """Builds micro-batches of one batch; ``least`` is the shortest row, in tokens."""
+
+    batch: TokenBatch
+    groups: ParallelGroups
+    device: torch.device
+    wanted: Sequence[BoolArray] | None
+    packed: bool
+    least: int
+
+    def micro_batch(self, chosen: list[int], extra: Mapping[str, Any]) -> MicroBatch:
+        batch, groups, device, packed = self.batch, self.groups, self.device, self.packed
+        part = batch.select(chosen)
+        row = self._row(part, None if self.wanted is None else [self.wanted[i] for i in chosen])
+        cu_seqlens = tuple(row.cu_seqlens.tolist())
+        split = split_row(cu_seqlens, groups.cp.size(), groups.sizes.context_layout)
+        rank = groups.cp.rank()
+        picked, rows = split.local_rows(row.responses.rows, rank)
+        ids, positions = (split.split(x[0], rank) for x in (row.input_ids, row.position_ids))
+        width = len(ids) if packed else cu_seqlens[1] // groups.cp.size()
+        owners = row.responses.sequence_ids[picked]
+        index = row.responses.positions[picked]
+        temperature = torch.from_numpy(part.temperature if chosen else np.ones(1, dtype=np.float32))
+        return MicroBatch(
+            input_ids=ids.view(-1, width).to(device),
+            position_ids=positions.view(-1, width).to(device),
+            packing=_packing(row, split, rank, positions, device) if packed else None,
+            rows=rows.to(device),
+            targets=row.targets[picked].to(device),
+            sequence_ids=owners.to(device),
+            positions=index.to(device),
+            where=(self._starts(chosen)[owners] + index).to(device),
+            temperature=temperature[owners].to(device),
+            keys=part.keys if chosen else ("",),
+            extra=extra,
         )
-        for chosen in plan[groups.dp.rank()]
-    ]
 
+    def _row(self, part: TokenBatch, wanted: list[BoolArray] | None) -> PackedBatch:
+        """The sequences one after another; for a padded batch all of the longest one's extent.
 
-def _micro_batch(
-    batch: TokenBatch,
-    chosen: list[int],
-    starts: np.ndarray[Any, np.dtype[np.int64]],
-    groups: ParallelGroups,
-    device: torch.device,
-    wanted: Sequence[BoolArray] | None,
-    packed: bool,
-    extra: Mapping[str, Any],
-) -> MicroBatch:
-    part = batch.select(chosen)
-    row = _row(part, None if wanted is None else [wanted[i] for i in chosen], groups.sizes.token_multiple, packed)
-    cu_seqlens = tuple(row.cu_seqlens.tolist())
-    split = ContextSplit(cu_seqlens, groups.cp.size(), groups.sizes.context_layout)
-    rank = groups.cp.rank()
-    picked, rows = split.local_rows(row.responses.rows, rank)
-    ids, positions = (split.split(x[0], rank) for x in (row.input_ids, row.position_ids))
-    width = len(ids) if packed else cu_seqlens[1] // groups.cp.size()
-    owners = row.responses.sequence_ids[picked]
-    index = row.responses.positions[picked]
-    first = torch.from_numpy(starts[chosen] if chosen else np.zeros(1, dtype=np.int64))
-    temperature = torch.from_numpy(part.temperature if chosen else np.ones(1, dtype=np.float32))
-    return MicroBatch(
-        input_ids=ids.view(-1, width).to(device),
-        position_ids=positions.view(-1, width).to(device),
-        packing=_packing(row, split, rank, positions, device) if packed else None,
-        rows=rows.to(device),
-        targets=row.targets[picked].to(device),
-        sequence_ids=owners.to(device),
-        positions=index.to(device),
-        where=(first[owners] + index).to(device),
-        temperature=temperature[owners].to(device),
-        keys=part.keys if chosen else ("",),
-        extra=extra,
-    )
+        Where there is none, or the row is to be longer, a sequence of padding follows that asks for no token.
+        """
+        multiple = self.groups.sizes.token_multiple
+        prompts, responses = list(part.prompt_ids), list(part.response_ids)
+        lengths = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]
+        missing = self.least - sum(-(-length // multiple) * multiple for length in lengths)
+        if not prompts or (self.packed and missing > 0):
+            prompts.append(np.zeros(max(missing, 1), dtype=np.int64))
+            responses.append(np.zeros(0, dtype=np.int64))
+            wanted = None if wanted is None else [*wanted, np.zeros(0, dtype=np.bool_)]
+            lengths.append(len(prompts[-1]))
+        if not self.packed:
+            multiple = -(-max(lengths) // multiple) * multiple
+        return pack_sequences(prompts, responses, wanted=wanted, multiple=multiple)
 
-
-def _row(part: TokenBatch, wanted: list[BoolArray] | None, multiple: int, packed: bool) -> PackedBatch:
-    """The sequences one after another; for a padded batch all of the longest one's extent."""
-    prompts, responses = list(part.prompt_ids), list(part.response_ids)
-    if not prompts:  # takes part in every collective, and asks for no token
-        prompts, responses, wanted = [np.zeros(1, dtype=np.int64)], [np.zeros(0, dtype=np.int64)], None
-    if not packed:
-        longest = max(len(p) + len(r) for p, r in zip(prompts, responses, strict=True))
-        multiple = -(-longest // multiple) * multiple
-    return pack_sequences(prompts, responses, wanted=wanted, multiple=multiple)
+    def _starts(self, chosen: list[int]) -> Tensor:
+        """Where each sequence's response begins among all response tokens of the whole batch."""
+        starts = np.concatenate([[0], np.cumsum([len(r) for r in self.batch.response_ids])]).astype(np.int64)
+        return torch.from_numpy(starts[chosen] if chosen else starts[:1])
 
 
 def _packing(row: PackedBatch, split: ContextSplit, rank: int, positions: Tensor, device: torch.device) -> PlannedPacking:

@@ -13,7 +13,9 @@ from megatron.core.transformer.module import Float16Module
 from logparity.actors.megatron import cpu
 from logparity.actors.megatron.family import Family
 from logparity.actors.megatron.groups import ParallelGroups
+from logparity.actors.megatron.naming import placed_parameters
 from logparity.actors.megatron.rotary import FolderRotary
+from logparity.actors.megatron.rules import Replicated, Split
 from logparity.actors.megatron.spec import block_spec
 from logparity.actors.megatron.value_head import ValueHead
 from logparity.actors.megatron.vocabulary import Vocabulary
@@ -77,19 +79,20 @@ def build_model(
         cpu.prepare_experts()
     config = family.config(groups.sizes, dtype, recompute_layers=recompute_layers)
     padded = family.padded_vocab(groups.sizes.tensor, vocab_multiple)
-    bare = [
-        _chunk(family, groups, config, chunk, padded, value_head) for chunk in range(groups.sizes.virtual_pipeline)
-    ]
-    chunks: list[torch.nn.Module] = [_precision(model, config) for model in bare]
-    if trained:
-        with cpu.megatron_calls():
+    with cpu.megatron_calls():
+        bare = [
+            _chunk(family, groups, config, chunk, padded, value_head) for chunk in range(groups.sizes.virtual_pipeline)
+        ]
+        chunks: list[torch.nn.Module] = [_precision(model, config) for model in bare]
+        if trained:
             chunks = [_with_gradients(m, config, groups, i, distributed_optimizer) for i, m in enumerate(chunks)]
     share = padded // groups.sizes.tensor
     start = groups.tp.rank() * share
     shard = VocabShard(start, start + share, groups.tp) if groups.sizes.tensor > 1 else None
-    return MegatronModel(
-        family, config, groups, chunks, bare, Vocabulary(shard, family.folder.vocab_size, padded), value_head
-    )
+    vocabulary = Vocabulary(shard, family.folder.vocab_size, padded)
+    built = MegatronModel(family, config, groups, chunks, bare, vocabulary, value_head)
+    _mark_shards(built)
+    return built
 
 
 def _chunk(
@@ -119,6 +122,18 @@ def _chunk(
     if value_head and last:
         model.output_layer = ValueHead(config, groups.tp)
     return model if cpu.without_cuda() else model.cuda()
+
+
+def _mark_shards(model: MegatronModel) -> None:
+    """Say which parameters are shards: the norm of the gradient counts the others on one rank only.
+
+    Megatron-Core marks them while it initialises them, which is left out here.
+    """
+    for placed in placed_parameters(model):
+        if not isinstance(placed.rule, Replicated):
+            placed.parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
+            placed.parameter.partition_dim = placed.rule.dim if isinstance(placed.rule, Split) else 0  # type: ignore[attr-defined]
+            placed.parameter.partition_stride = 1  # type: ignore[attr-defined]
 
 
 def _precision(model: GPTModel, config: TransformerConfig) -> torch.nn.Module:

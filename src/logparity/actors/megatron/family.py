@@ -99,14 +99,13 @@ class Family:
         Returns:
             The configuration; dropout is 0 and no fusion is asked for that needs a compiled extension.
         """
-        moe: dict[str, Any] = {"moe_token_dispatcher_type": "alltoall"} if self.experts else {}
         recompute: dict[str, Any] = {}
         if recompute_layers:
             recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
         return TransformerConfig(
             **self.shape,
-            **moe,
             **recompute,
+            moe_token_dispatcher_type="alltoall",  # the only one that takes sequences of varying length
             hidden_dropout=0.0,
             attention_dropout=0.0,
             params_dtype=dtype,
@@ -129,9 +128,11 @@ class Family:
             context_parallel_size=sizes.context,
             expert_model_parallel_size=sizes.expert,
             sequence_parallel=sizes.sequence_parallel,
-            # Micro-batches differ in length; the shapes are exchanged before each activation.
-            variable_seq_lengths=sizes.pipeline > 1 or bool(self.experts),
-            batch_p2p_comm=not cpu.without_cuda(),
+            # Micro-batches differ in length, so shapes are exchanged before each activation. Not when interleaved:
+            # there two stages send both ways at once, and Megatron-Core mixes the two shapes (or, batched, the two
+            # tensors) up; those micro-batches are made equally long.
+            variable_seq_lengths=sizes.pipeline > 1 and sizes.virtual_pipeline == 1,
+            batch_p2p_comm=sizes.virtual_pipeline == 1 and not cpu.without_cuda(),
             deallocate_pipeline_outputs=sizes.pipeline > 1,
             # Losses divide by counts over the whole step themselves: gradients are to be summed, not averaged.
             calculate_per_token_loss=True,

@@ -1,0 +1,149 @@
+"""Copies of tensors, arrays, and lists, made at once and read later on another thread.
+
+The copy is all that the trainer waits for. A tensor on an accelerator goes into pinned memory behind the work that is
+queued there; the thread that reads it waits, the trainer does not. No library is imported for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logparity.errors import InputError
+
+Rows = list["NDArray[Any] | None"]
+"""One 1-D array a row; None where the caller has nothing for it."""
+
+Reader = Callable[[], "NDArray[Any] | Rows"]
+"""Gives what was captured, as numpy."""
+
+
+class Kind(str, Enum):
+    """What an argument holds; masks and ids are copied in the smallest type that holds them."""
+
+    FLOAT = "float"
+    MASK = "mask"
+    ID = "id"
+
+
+def capture(value: Any, name: str, kind: Kind = Kind.FLOAT) -> Reader:
+    """Copy a per-token argument.
+
+    Args:
+        value: array, tensor, nested tensor, or a sequence of numbers (or None), of rows, or of both libraries' arrays.
+        name: what it is, for error messages.
+        kind: what it holds.
+
+    Returns:
+        A function that gives the copy as a numpy array, or as one 1-D array a row.
+
+    Raises:
+        InputError: it is none of these.
+    """
+    if getattr(value, "is_nested", False):
+        return _nested(value, kind)
+    if hasattr(value, "detach"):
+        return _tensor(value, kind)
+    if isinstance(value, np.ndarray):
+        copied = _copy(_numeric(value, name), kind)
+        return lambda: copied
+    if hasattr(value, "__array__"):
+        array = np.array(value)
+        return lambda: _numeric(array, name)
+    if isinstance(value, (list, tuple)):
+        return _sequence(value, name, kind)
+    raise InputError(
+        f"{name}: expected an array, a tensor, a nested tensor, or a list of rows, got {type(value).__name__}."
+    )
+
+
+def _sequence(value: Iterable[Any], name: str, kind: Kind) -> Reader:
+    items = list(value)
+    if items and all(item is None or isinstance(item, (int, float)) for item in items):
+        return lambda: _numbers(items, name)
+    readers = [_row(item, f"{name}[{index}]", kind) for index, item in enumerate(items)]
+
+    def read() -> Rows:
+        return [None if reader is None else np.asarray(reader()) for reader in readers]
+
+    return read
+
+
+def _row(item: Any, name: str, kind: Kind) -> Reader | None:
+    if item is None:
+        return None
+    if isinstance(item, (list, tuple)):
+        numbers = list(item)
+        return lambda: _numbers(numbers, name)
+    return capture(item, name, kind)
+
+
+def _numbers(values: list[Any], name: str) -> NDArray[Any]:
+    """Numbers as float64 (or bool, or integers); None becomes a masked entry of an object array, see `split_missing`."""
+    if any(value is None for value in values):
+        return np.asarray(values, object)
+    return _numeric(np.asarray(values), name)
+
+
+def _nested(value: Any, kind: Kind) -> Reader:
+    if hasattr(value, "offsets") and callable(value.offsets) and getattr(value, "lengths", lambda: None)() is None:
+        try:
+            values, offsets = _tensor(value.values(), kind), _tensor(value.offsets(), Kind.ID)
+        except (RuntimeError, AttributeError):  # the strided layout has no offsets
+            pass
+        else:
+            return lambda: list(np.split(np.asarray(values()), np.asarray(offsets())[1:-1]))
+    rows = [_tensor(row, kind) for row in value.unbind()]
+    return lambda: [np.asarray(row()) for row in rows]
+
+
+def _copy(array: NDArray[Any], kind: Kind) -> NDArray[Any]:
+    if kind is Kind.MASK:
+        return array != 0
+    return array.astype(np.int32) if kind is Kind.ID and array.dtype.kind in "iu" else array.copy()
+
+
+def _tensor(tensor: Any, kind: Kind) -> Reader:
+    source = tensor.detach()
+    if hasattr(source, "to_local"):  # a distributed tensor: what this rank holds, without a collective
+        source = source.to_local()
+    tensor = source.bool() if kind is Kind.MASK else source.int() if kind is Kind.ID else source
+    if tensor.device.type == "cpu":
+        copied = tensor.clone() if tensor is source else tensor
+        return lambda: _numpy(copied)
+    torch = sys.modules["torch"]
+    if tensor.device.type != "cuda":
+        moved = tensor.to("cpu")
+        return lambda: _numpy(moved)
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    pinned.copy_(tensor, non_blocking=True)
+    copied_event = torch.cuda.Event()
+    copied_event.record(torch.cuda.current_stream(tensor.device))
+
+    def read() -> NDArray[Any]:
+        copied_event.synchronize()
+        # `tensor` is kept until here: its memory must not be reused before it was copied.
+        return _numpy(pinned if tensor is not None else pinned)
+
+    return read
+
+
+def _numpy(tensor: Any) -> NDArray[Any]:
+    if tensor.is_floating_point() and tensor.element_size() < 4:
+        tensor = tensor.float()  # numpy has no bfloat16
+    array: NDArray[Any] = tensor.numpy()
+    return array
+
+
+def _numeric(array: NDArray[Any], name: str) -> NDArray[Any]:
+    if array.dtype.kind not in "biuf" and array.size:
+        raise InputError(f"{name}: expected numbers, got dtype {array.dtype}. Give ragged data as a list of rows.")
+    return array
+
+
+__all__ = ["Kind", "Reader", "Rows", "capture"]

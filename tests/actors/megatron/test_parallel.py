@@ -29,7 +29,7 @@ FOUR_RANKS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "tp2 cp2": ("qwen3", {"tensor": 2, "context": 2, "sequence_parallel": True}, {}),
 }
 BOUNDS = {"log_probs": 1e-5, "entropy": 1e-5, "gradient": 1e-5, "norm": 1e-5, "weights": 1e-6, "bfloat16": 1.0}
-"""Largest difference of a token's log-prob and entropy (nats), of a gradient's element over its tensor's largest, of the
+"""Largest gap of a log-prob and entropy (nats), of a gradient element over its tensor's largest, of the
 gradient's norm (relative), of a weight after one step; and of bfloat16 scores in units of their own budget."""
 
 
@@ -79,9 +79,8 @@ def _float32(truth: Truth, groups: Any, config: Any) -> dict[str, float]:
     scores = actor.score(truth.batch.tokens, entropy=True)
     assert scores.entropy is not None
     assert truth.scores.entropy is not None
-    actor._optimizer.zero_grad()
-    actor._gradients(truth.batch, OBJECTIVE, whole=True)
-    gradients = {name: g.clone() for name, g in each_weight(actor._model, lambda p: p.main_grad)}
+    actor.gradients(truth.batch, OBJECTIVE, whole=True)
+    gradients = {name: g.clone() for name, g in each_weight(actor._engine.model, lambda p: p.main_grad)}
     assert gradients.keys() == truth.gradients.keys()
     metrics = actor.train_step(truth.batch)
     weights = dict(actor.export_weights())

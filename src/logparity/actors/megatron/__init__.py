@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from logparity.errors import MissingDependencyError
 
 if TYPE_CHECKING:
-    from logparity.actors.megatron.actor import MegatronActor, MegatronCritic
+    from logparity.actors.megatron.actor import MegatronActor
     from logparity.actors.megatron.config import MegatronConfig
+    from logparity.actors.megatron.critic import MegatronCritic
     from logparity.actors.megatron.forward import forward_only
     from logparity.actors.megatron.groups import ParallelGroups, ParallelSizes, initialize_groups, release_groups
     from logparity.actors.megatron.microbatch import MicroBatchSize
@@ -20,7 +21,7 @@ _HOMES = {
     "DecayConfig": "optimizer",
     "MegatronActor": "actor",
     "MegatronConfig": "config",
-    "MegatronCritic": "actor",
+    "MegatronCritic": "critic",
     "MicroBatchSize": "microbatch",
     "ParallelGroups": "groups",
     "ParallelSizes": "groups",

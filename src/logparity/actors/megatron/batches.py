@@ -111,7 +111,9 @@ def micro_batches(
     least = 1
     if sizes.virtual_pipeline > 1:  # stages of an interleaved pipeline exchange activations of one shape
         if not packed:
-            raise InputError("virtual_pipeline: interleaving needs packed=True, where micro-batches can be equally long.")
+            raise InputError(
+                "virtual_pipeline: interleaving needs packed=True, where micro-batches can be equally long."
+            )
         least = max(sum(-(-lengths[i] // sizes.token_multiple) * sizes.token_multiple for i in part) for part in chosen)
     build = _Builder(batch, groups, device, wanted, packed, max(least, 1))
     return [build.micro_batch(part, extra[part[0]] if extra and part else {}) for part in chosen]
@@ -179,7 +181,9 @@ class _Builder:
         return torch.from_numpy(starts[chosen] if chosen else starts[:1])
 
 
-def _packing(row: PackedBatch, split: ContextSplit, rank: int, positions: Tensor, device: torch.device) -> PlannedPacking:
+def _packing(
+    row: PackedBatch, split: ContextSplit, rank: int, positions: Tensor, device: torch.device
+) -> PlannedPacking:
     # Padding counts as part of its sequence: under causal attention no real token looks at it.
     contiguous = split.size > 1 and split.layout is ContextLayout.CONTIGUOUS
     bounds = row.cu_seqlens.to(device)

@@ -63,8 +63,8 @@ def _outer(name: str, model: MegatronModel) -> Rule:
     size, padded = model.vocabulary.size, model.vocabulary.padded
     if name == "embedding.word_embeddings.weight":
         return PaddedRows("model.embed_tokens.weight", size, padded)
-    if name == "output_layer.weight" and model.value_head:
-        return Replicated("score.weight")
+    if name in ("output_layer.weight", "output_layer.bias") and model.value_head:
+        return Replicated(f"score.{name.rsplit('.', 1)[1]}")
     if name == "output_layer.weight":
         return PaddedRows("model.embed_tokens.weight" if model.family.tied else "lm_head.weight", size, padded)
     if name == "decoder.final_layernorm.weight":

@@ -45,9 +45,13 @@ class DecayConfig:
 
     def __post_init__(self) -> None:
         if self.style not in _STYLES:
-            raise InputError(f"style of the learning-rate decay: expected one of {', '.join(_STYLES)}, got {self.style!r}.")
+            raise InputError(
+                f"style of the learning-rate decay: expected one of {', '.join(_STYLES)}, got {self.style!r}."
+            )
         if (self.steps is None) != (self.style == "constant"):
-            raise InputError(f"steps of the learning-rate decay: expected a number, and none for constant, got {self.steps}.")
+            raise InputError(
+                f"steps of the learning-rate decay: expected a number, and none for constant, got {self.steps}."
+            )
 
 
 class ShardedOptimizer:

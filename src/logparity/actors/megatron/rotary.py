@@ -56,7 +56,9 @@ class FolderRotary(RotaryEmbedding):  # type: ignore[misc]
         )
         return length
 
-    def forward(self, max_seq_len: int | Tensor, offset: int = 0, packed_seq: bool = False, cp_group: Any = None) -> Tensor:
+    def forward(
+        self, max_seq_len: int | Tensor, offset: int = 0, packed_seq: bool = False, cp_group: Any = None
+    ) -> Tensor:
         """Angles ``[s, 1, 1, d]`` of ``s`` positions.
 
         Args:

@@ -15,7 +15,7 @@ from logparity.actors.megatron.scoring import response_scores, response_values
 from logparity.layout.anchor import graph_anchor
 from logparity.losses.base import Denominators, LogitPrecision, Metrics, Objective, TokenTensors, ValueTensors
 from logparity.losses.sequences import GroupSum
-from logparity.records import FloatArray, TrainingBatch
+from logparity.records import FloatArray, TrainingBatch, ValueBatch
 
 if TYPE_CHECKING:
     from logparity.actors.megatron.build import MegatronModel
@@ -36,11 +36,18 @@ class PolicyLoss:
     """
 
     def __init__(
-        self, objective: Objective, batch: TrainingBatch, denominators: Denominators, model: MegatronModel, *, recompute: bool
+        self,
+        objective: Objective,
+        batch: TrainingBatch,
+        denominators: Denominators,
+        model: MegatronModel,
+        *,
+        recompute: bool,
     ) -> None:
         self._objective, self._denominators, self._model, self._recompute = objective, denominators, model, recompute
         names = ("old_log_probs", "advantages", "ref_log_probs", "rollout_log_probs")
-        self._signals = {name: _flat(getattr(batch, name)) for name in names}
+        given = {name: getattr(batch, name) for name in names}
+        self._signals = {name: _joined(arrays) for name, arrays in given.items() if arrays is not None}
 
     @property
     def fp32_output(self) -> bool:
@@ -76,8 +83,7 @@ class ValueLoss:
 
     Args:
         objective: what is minimised.
-        old_values: per sequence, before the update.
-        returns: per sequence, what the values should have been.
+        batch: the whole step's batch.
         denominators: counts over the whole step.
         model: this rank's part.
     """
@@ -85,13 +91,12 @@ class ValueLoss:
     def __init__(
         self,
         objective: ValueObjective,
-        old_values: tuple[FloatArray, ...],
-        returns: tuple[FloatArray, ...],
+        batch: ValueBatch,
         denominators: Denominators,
         model: MegatronModel,
     ) -> None:
         self._objective, self._denominators, self._model = objective, denominators, model
-        self._old, self._returns = _flat(old_values), _flat(returns)
+        self._old, self._returns = _joined(batch.old_values), _joined(batch.returns)
 
     @property
     def fp32_output(self) -> bool:
@@ -100,11 +105,11 @@ class ValueLoss:
 
     def __call__(self, output: Tensor, batch: MicroBatch) -> tuple[Tensor, Report]:
         """The micro-batch's share of the loss, and what to report of it."""
-        old, returns = _pick(self._old, batch), _pick(self._returns, batch)
-        assert old is not None
-        assert returns is not None
         tokens = ValueTensors(
-            values=response_values(output, batch), old_values=old, returns=returns, **_common(batch, self._model)
+            values=response_values(output, batch),
+            old_values=_pick(self._old, batch),
+            returns=_pick(self._returns, batch),
+            **_common(batch, self._model),
         )
         loss, metrics = self._objective(tokens, self._denominators)
         if not batch.targets.numel():
@@ -123,14 +128,13 @@ def _common(batch: MicroBatch, model: MegatronModel) -> Mapping[str, Any]:
     }
 
 
-def _flat(arrays: tuple[FloatArray, ...] | None) -> Tensor | None:
-    if arrays is None:
-        return None
+def _joined(arrays: tuple[FloatArray, ...]) -> Tensor:
+    """Values of all response tokens of the whole batch."""
     return torch.from_numpy(np.concatenate(arrays).astype(np.float32, copy=False))
 
 
-def _pick(values: Tensor | None, batch: MicroBatch) -> Tensor | None:
-    return None if values is None else values[batch.where.to(values.device)].to(batch.targets.device)
+def _pick(values: Tensor, batch: MicroBatch) -> Tensor:
+    return values[batch.where.to(values.device)].to(batch.targets.device)
 
 
 __all__ = ["PolicyLoss", "Report", "ValueLoss"]

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class ValueHead(torch.nn.Module):
-    """``values = hidden @ weight.T``, whole on every tensor-parallel rank; zero until trained or loaded.
+    """``values = hidden @ weight.T + bias`` in float32, whole on every tensor-parallel rank.
+
+    Zero until trained or loaded: no random state, and no advantage is invented before anything was learned.
 
     Args:
         config: the model's.
@@ -25,6 +27,7 @@ class ValueHead(torch.nn.Module):
         super().__init__()
         place = None if config.use_cpu_initialization else torch.device("cuda", torch.cuda.current_device())
         self.weight = torch.nn.Parameter(torch.zeros(1, config.hidden_size, dtype=config.params_dtype, device=place))
+        self.bias = torch.nn.Parameter(torch.zeros(1, dtype=config.params_dtype, device=place))
         self._gathers = config.sequence_parallel
         self._group = group
 
@@ -37,12 +40,12 @@ class ValueHead(torch.nn.Module):
             **_unused: what an output layer takes.
 
         Returns:
-            Values in model precision, and no bias.
+            float32 values, and no bias to add later.
         """
         del weight
         if self._gathers:
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False, group=self._group)
-        return torch.nn.functional.linear(hidden, self.weight), None
+        return torch.nn.functional.linear(hidden.float(), self.weight.float(), self.bias.float()), None
 
 
 __all__ = ["ValueHead"]

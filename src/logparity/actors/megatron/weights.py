@@ -82,13 +82,14 @@ def load_weights(model: MegatronModel, also: Callable[[Parameter, Tensor], None]
     """
     files = WeightFiles(model.family.folder.path)
     for placed in placed_parameters(model):
-        if model.value_head and placed.rule.names == ("score.weight",) and "score.weight" not in files:
+        name = placed.rule.names[0]
+        if name.startswith("score.") and name not in files:
             continue
         group = model.groups.expert_tp if placed.expert else model.groups.tp
         shard = placed.rule.shard(files.read, group.rank(), group.size())
         if shard.shape != placed.parameter.shape:
             raise ModelError(
-                f"{placed.rule.names[0]}: expected a shard of shape {tuple(placed.parameter.shape)}, the folder gives "
+                f"{name}: expected a shard of shape {tuple(placed.parameter.shape)}, the folder gives "
                 f"{tuple(shard.shape)}. Do config.json and the weights belong together?"
             )
         placed.parameter.copy_(shard)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from logparity.actors import HFActor, HFCritic, OptimizerConfig
 from logparity.actors.base import Actor, Critic
 from logparity.errors import ConfigError
 from logparity.models import check_model_folder, prepare_smollm2
@@ -13,12 +12,13 @@ from logparity.probe import ProbeConfig, TokenProbe
 from logparity.records import Rollout, SamplingSettings
 from logparity.rollout import HFRolloutEngine
 from logparity.rollout.base import RolloutEngine
-from logparity.training.algorithm import objective_of, value_objective_of
 from logparity.training.config import EMBEDDED_MODEL, TaskConfig, TrainConfig
 from logparity.training.rewards import Reward, find_reward
 from logparity.training.tasks import Prompt, arithmetic_prompts, digits_prompts, read_prompts
 from logparity.training.text import Codec
+from logparity.training.trainers import build_trainers
 from logparity.training.view import View
+from logparity.training.world import World
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,14 @@ class Parts:
     """What a step works with.
 
     Args:
-        engine: samples responses; None where nothing is sampled (SFT).
+        engine: samples responses; None where nothing is sampled (SFT), and on ranks that do not drive.
         actor: scores and trains.
         critic: predicts returns; None but for PPO.
         codec: text to ids and back.
         prompts: the prompt set.
         reward: scores a response.
         sampling: how tokens are drawn.
-        probe: compares both sides; None when switched off.
+        probe: compares both sides; None when switched off, and on ranks that do not drive.
     """
 
     engine: RolloutEngine | None
@@ -45,16 +45,24 @@ class Parts:
     sampling: SamplingSettings
     probe: TokenProbe | None
 
+    @property
+    def sampler(self) -> RolloutEngine:
+        """The engine, where there has to be one."""
+        if self.engine is None:
+            raise ConfigError("this rank or algorithm has no rollout engine: only the driver of an RL run samples.")
+        return self.engine
+
     def with_text(self, rollout: Rollout) -> Rollout:
         """The rollout with its response decoded, where the engine did not do it."""
         return rollout if rollout.text is not None else replace(rollout, text=self.codec.decode(rollout.response_ids))
 
 
-def assemble(config: TrainConfig, view: View) -> Parts:
+def assemble(config: TrainConfig, world: World, view: View) -> Parts:
     """Build every part; cheap checks come before anything heavy is loaded.
 
     Args:
         config: resolved configuration.
+        world: the processes of the run; only the driver samples and compares.
         view: told what takes long.
 
     Returns:
@@ -73,10 +81,11 @@ def assemble(config: TrainConfig, view: View) -> Parts:
     _require_context(prompts, codec, config.rollout.max_new_tokens, checked.context_length)
     stop = tuple(dict.fromkeys((*checked.stop_token_ids, *codec.stop_token_ids)))
     view.message(f"loading {folder}")
+    actor, critic = build_trainers(config, folder)
     return Parts(
-        engine=_engine(config, folder),
-        actor=_actor(config, folder),
-        critic=_critic(config, folder),
+        engine=_engine(config, folder) if world.is_driver else None,
+        actor=actor,
+        critic=critic,
         codec=codec,
         prompts=prompts,
         reward=reward,
@@ -88,7 +97,7 @@ def assemble(config: TrainConfig, view: View) -> Parts:
             max_new_tokens=config.rollout.max_new_tokens,
             stop_token_ids=stop,
         ),
-        probe=_probe(config),
+        probe=_probe(config) if world.is_driver else None,
     )
 
 
@@ -145,43 +154,6 @@ def _engine(config: TrainConfig, folder: Path) -> HFRolloutEngine | None:
         dtype=config.rollout.dtype,
         log_prob_mode=config.rollout.log_prob_mode,
         batch_size=config.rollout.batch_size,
-    )
-
-
-def _optimizer(config: TrainConfig, learning_rate: float) -> OptimizerConfig:
-    return OptimizerConfig(
-        lr=learning_rate,
-        warmup_steps=config.optimizer.warmup_steps,
-        betas=(config.optimizer.beta1, config.optimizer.beta2),
-        eps=config.optimizer.eps,
-        weight_decay=config.optimizer.weight_decay,
-        max_grad_norm=config.optimizer.max_grad_norm,
-    )
-
-
-def _actor(config: TrainConfig, folder: Path) -> HFActor:
-    return HFActor(
-        folder,
-        objective_of(config.algorithm, config.rollout.max_new_tokens),
-        _optimizer(config, config.optimizer.learning_rate),
-        dtype=config.actor.dtype,
-        micro_batch_tokens=config.actor.micro_batch_tokens,
-        gradient_checkpointing=config.actor.gradient_checkpointing,
-        recompute_loss=config.actor.recompute_loss,
-        reference=config.algorithm.kl_coefficient > 0,
-    )
-
-
-def _critic(config: TrainConfig, folder: Path) -> HFCritic | None:
-    if config.algorithm.name != "ppo":
-        return None
-    return HFCritic(
-        folder,
-        value_objective_of(config.algorithm),
-        _optimizer(config, config.algorithm.value_learning_rate),
-        dtype=config.actor.dtype,
-        micro_batch_tokens=config.actor.micro_batch_tokens,
-        gradient_checkpointing=config.actor.gradient_checkpointing,
     )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 from logparity.errors import RunFolderError
+from logparity.training.world import World
 
 _STATE = "loop.json"
 
@@ -26,14 +26,15 @@ class Stateful(Protocol):
         ...
 
 
-def save_checkpoint(folder: Path, step: int, states: Mapping[str, Stateful], keep: int) -> Path:
-    """Write a checkpoint beside the others, then drop the oldest.
+def save_checkpoint(folder: Path, step: int, states: Mapping[str, Stateful], keep: int, world: World) -> Path:
+    """Write a checkpoint beside the others, then drop the oldest; every rank calls it.
 
     Args:
-        folder: where checkpoints lie.
+        folder: where checkpoints lie; every rank sees it.
         step: last finished step.
         states: parts of the run by name; each writes its own folder.
         keep: newest checkpoints kept, >= 1.
+        world: the processes of the run; the driver makes and renames folders.
 
     Returns:
         The new checkpoint's folder.
@@ -41,27 +42,37 @@ def save_checkpoint(folder: Path, step: int, states: Mapping[str, Stateful], kee
     Raises:
         RunFolderError: the disk is full or the folder cannot be written; earlier checkpoints are untouched.
     """
-    target = folder / f"step_{step:06d}"
-    scratch = folder / f".step_{step:06d}.{os.getpid()}.tmp"
+    target, scratch = folder / f"step_{step:06d}", folder / f".step_{step:06d}.tmp"
     try:
-        _sweep(folder)
-        scratch.mkdir()
+        world.share(lambda: _prepare(scratch, states))
         for name, part in states.items():
-            (scratch / name).mkdir()
             part.save_checkpoint(scratch / name)
-        (scratch / _STATE).write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
-        if target.exists():
-            shutil.rmtree(target)
-        scratch.rename(target)
+        world.share(lambda: _publish(scratch, target, step, keep))
     except OSError as error:
         shutil.rmtree(scratch, ignore_errors=True)
         raise RunFolderError(
             f"Checkpoint {target}: cannot be written ({error.strerror or error}). "
             "Free some space and pass --resume: earlier checkpoints are whole."
         ) from error
-    for old in list_checkpoints(folder)[:-keep]:
-        shutil.rmtree(old)
     return target
+
+
+def _prepare(scratch: Path, states: Mapping[str, Stateful]) -> None:
+    """Remove what a killed run left half-written, and make the folders."""
+    for leftover in scratch.parent.glob(".step_*.tmp"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    for name in states:
+        (scratch / name).mkdir(parents=True)
+
+
+def _publish(scratch: Path, target: Path, step: int, keep: int) -> None:
+    """Give a finished checkpoint its name, and drop the oldest."""
+    (scratch / _STATE).write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
+    if target.exists():
+        shutil.rmtree(target)
+    scratch.rename(target)
+    for old in list_checkpoints(target.parent)[:-keep]:
+        shutil.rmtree(old)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -89,9 +100,3 @@ def load_checkpoint(checkpoint: Path, states: Mapping[str, Stateful]) -> int:
     for name, part in states.items():
         part.load_checkpoint(checkpoint / name)
     return int(json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))["step"])
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what a killed run left half-written."""
-    for leftover in folder.glob(".step_*.tmp"):
-        shutil.rmtree(leftover, ignore_errors=True)

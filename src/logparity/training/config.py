@@ -110,11 +110,36 @@ class OptimizerConfig(Section):
     """Gradients are scaled down to this norm."""
 
 
+class MegatronSection(Section):
+    """How a Megatron-Core actor is spread over the processes that torchrun started; what is left is data parallel."""
+
+    tensor: Positive = 1
+    """Ranks that share every matrix and the vocabulary."""
+    pipeline: Positive = 1
+    """Stages that share the layers."""
+    virtual_pipeline: Positive = 1
+    """Model chunks per stage; above 1 the schedule is interleaved."""
+    context: Positive = 1
+    """Ranks that share the tokens of every sequence."""
+    context_layout: Literal["zigzag", "contiguous"] = "zigzag"
+    """How tokens are shared out over the context-parallel ranks."""
+    expert: Positive = 1
+    """Ranks that share the experts of a mixture-of-experts model."""
+    sequence_parallel: bool = False
+    """Share the norms' activations over the tensor-parallel ranks."""
+    distributed_optimizer: bool = False
+    """Share masters and moments over the data-parallel ranks."""
+    packed: bool = True
+    """Sequences lie one after another rather than padded to the longest."""
+
+
 class ActorConfig(Section):
     """The trainer's side."""
 
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Compute dtype; master weights and optimiser state are always float32."""
+    backend: Literal["hf", "megatron"] = "hf"
+    """hf: Transformers, one process; megatron: Megatron-Core, under torchrun."""
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Compute dtype; float16 with megatron only. Master weights and optimiser state are always float32."""
     micro_batch_tokens: Positive = 2048
     """Most tokens (prompt and response, padding included) in one forward pass."""
     gradient_checkpointing: bool = False
@@ -125,6 +150,8 @@ class ActorConfig(Section):
     """Equal parts that a step's samples are cut into, one optimiser step each."""
     epochs: Positive = 1
     """Passes over a step's samples."""
+    megatron: MegatronSection = MegatronSection()
+    """Parallel sizes of the megatron backend."""
 
 
 class CorrectionSection(Section):
@@ -305,6 +332,11 @@ def _require_consistent(config: TrainConfig, source: str) -> None:
         raise ConfigError(
             f"{source}: actor.optimizer_steps_per_rollout = {config.actor.optimizer_steps_per_rollout} must divide the "
             f"samples of a step, rollout.prompts_per_step x rollout.group_size = {samples}."
+        )
+    if config.actor.backend == "hf" and config.actor.dtype == "float16":
+        raise ConfigError(
+            f"{source}: actor.dtype = 'float16' needs loss scaling, which actor.backend = 'megatron' has and 'hf' has "
+            "not. Use bfloat16 or float32."
         )
     if config.algorithm.kl_in_reward and config.algorithm.name not in ("ppo", "reinforce++"):
         raise ConfigError(

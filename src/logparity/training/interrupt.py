@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -13,10 +13,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """Whether someone asked the run to stop."""
+    """Whether someone asked the run to stop.
 
-    def __init__(self) -> None:
+    Args:
+        say: takes the line that answers the first signal.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
         self.requested = False
+        self._say = say
 
     def handle(self, signum: int, _frame: FrameType | None) -> None:
         """Note the first signal; the second one interrupts at once."""
@@ -24,17 +29,20 @@ class StopRequest:
             raise KeyboardInterrupt
         self.requested = True
         name = signal.Signals(signum).name
-        print(f"\n{name}: finishing this step, then saving. Once more stops at once.", flush=True)  # noqa: T201
+        self._say(f"{name}: finishing this step, then saving. Once more stops at once.")
 
 
 @contextmanager
-def stop_on_signal() -> Iterator[StopRequest]:
+def stop_on_signal(say: Callable[[str], None]) -> Iterator[StopRequest]:
     """Turn SIGINT and SIGTERM into a `StopRequest` while the block runs.
+
+    Args:
+        say: takes the line that answers the first signal.
 
     Yields:
         The request; outside the main thread it never changes.
     """
-    request = StopRequest()
+    request = StopRequest(say)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return

@@ -12,18 +12,19 @@ from logparity.training.config import TrainConfig
 from logparity.training.interrupt import stop_on_signal
 from logparity.training.run_folder import Existing, RunFolder, open_run_folder
 from logparity.training.sft_step import sft_step
-from logparity.training.step import rl_step
+from logparity.training.step import hand_over_weights, rl_step
 from logparity.training.tracking import Trackers, open_trackers
 from logparity.training.view import SilentView, View
+from logparity.training.world import World, open_world
 
 
 def run_training(config: TrainConfig, existing: Existing = Existing.REFUSE, view: View | None = None) -> bool:
-    """Train until the configured step.
+    """Train until the configured step; under ``torchrun`` every rank calls it.
 
     Args:
         config: resolved configuration.
         existing: what to do with a run folder that exists.
-        view: told about progress.
+        view: told about progress, by the driver.
 
     Returns:
         True if the last step was reached, False if a signal stopped the run after a checkpoint.
@@ -31,39 +32,43 @@ def run_training(config: TrainConfig, existing: Existing = Existing.REFUSE, view
     Raises:
         LogparityError: a part of the configuration cannot be used, or the run failed; says what to change.
     """
-    view = view or SilentView()
+    with open_world(config.actor.backend) as world:
+        return _run(config, world, existing, view if view is not None and world.is_driver else SilentView())
+
+
+def _run(config: TrainConfig, world: World, existing: Existing, view: View) -> bool:
     resolved = config.model_dump(mode="json")
-    run = open_run_folder(config.run.folder, resolved, existing)
-    parts = assemble(config, view)
+    run = world.share(lambda: open_run_folder(config.run.folder, resolved, existing))
+    parts = assemble(config, world, view)
     last_step = _restore(run, parts)
-    if parts.engine is not None:
-        parts.engine.update_weights(parts.actor.export_weights(), parts.actor.weight_version)
-    trackers = open_trackers(config.tracking, run.root, run.metrics, last_step, resolved)
+    hand_over_weights(parts)
+    trackers = Trackers([])
+    if world.is_driver:
+        trackers = open_trackers(config.tracking, run.root, run.metrics, last_step, resolved)
+        _note_start(run, last_step)
     try:
         view.start(run.root, last_step + 1, config.run.steps)
-        finished = _take_steps(config, run, parts, trackers, view, last_step)
+        finished = _take_steps(config, world, run, parts, trackers, view, last_step)
     finally:
         trackers.close()
-    if config.run.report:
+    if config.run.report and world.is_driver:
         view.message(f"report: {write_report(run.root)}")
     return finished
 
 
 def _take_steps(
-    config: TrainConfig, run: RunFolder, parts: Parts, trackers: Trackers, view: View, last_step: int
+    config: TrainConfig, world: World, run: RunFolder, parts: Parts, trackers: Trackers, view: View, last_step: int
 ) -> bool:
-    _note_attempt(run, last_step)
-    with stop_on_signal() as stop:
+    take = sft_step if config.algorithm.name == "sft" else rl_step
+    with stop_on_signal(view.message) as stop:
         for step in range(last_step + 1, config.run.steps + 1):
-            if parts.engine is None:
-                metrics = sft_step(config, parts, view, step)
-            else:
-                metrics = rl_step(config, parts, parts.engine, run, view, step)
+            metrics = take(config, world, parts, run, view, step)
             trackers.log(step, metrics)
             view.step(step, metrics)
-            if step % config.run.checkpoint_every == 0 or step == config.run.steps or stop.requested:
-                save_checkpoint(run.checkpoints, step, _states(parts), config.run.keep_checkpoints)
-            if stop.requested and step < config.run.steps:
+            stopping = world.share(lambda: stop.requested)
+            if step % config.run.checkpoint_every == 0 or step == config.run.steps or stopping:
+                save_checkpoint(run.checkpoints, step, _states(parts), config.run.keep_checkpoints, world)
+            if stopping and step < config.run.steps:
                 view.message(f"stopped after step {step}: go on with --resume")
                 return False
     return True
@@ -79,7 +84,7 @@ def _restore(run: RunFolder, parts: Parts) -> int:
     return load_checkpoint(checkpoints[-1], _states(parts)) if checkpoints else 0
 
 
-def _note_attempt(run: RunFolder, last_step: int) -> None:
+def _note_start(run: RunFolder, last_step: int) -> None:
     """Leave a line about this start of the run."""
     with (run.root / "attempts.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps({"resumed_after_step": last_step, "unix_time": time.time()}) + "\n")

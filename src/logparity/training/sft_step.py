@@ -9,16 +9,22 @@ from logparity.training.assemble import Parts
 from logparity.training.config import TrainConfig
 from logparity.training.costs import Stopwatch
 from logparity.training.mini_batches import mean_over_steps, mini_batches
+from logparity.training.run_folder import RunFolder
 from logparity.training.sampling import prompts_of_step
 from logparity.training.view import View
+from logparity.training.world import World
 
 
-def sft_step(config: TrainConfig, parts: Parts, view: View, step: int) -> dict[str, float]:
+def sft_step(
+    config: TrainConfig, _world: World, parts: Parts, _run: RunFolder, view: View, step: int
+) -> dict[str, float]:
     """Learn ``rollout.prompts_per_step x rollout.group_size`` answers and return the step's metrics.
 
     Args:
         config: resolved configuration.
+        _world: every rank draws the same examples by itself.
         parts: actor, tokenizer, and prompts with answers.
+        _run: nothing but metrics is kept of a supervised step.
         view: told about progress.
         step: step number, from 1.
 

@@ -9,7 +9,7 @@ import numpy as np
 from logparity.errors import RewardError
 from logparity.probe import write_rollouts
 from logparity.records import LogProbMode, Rollout, ScoredTokens, TokenBatch, TrainingBatch, ValueBatch
-from logparity.rollout.base import Request, RolloutEngine
+from logparity.rollout.base import Request
 from logparity.training.assemble import Parts
 from logparity.training.config import TrainConfig
 from logparity.training.costs import Stopwatch
@@ -20,17 +20,16 @@ from logparity.training.sampling import prompts_of_step, request_seed
 from logparity.training.signal import Scores, Signal, training_signal
 from logparity.training.tasks import Prompt
 from logparity.training.view import View
+from logparity.training.world import World
 
 
-def rl_step(
-    config: TrainConfig, parts: Parts, engine: RolloutEngine, run: RunFolder, view: View, step: int
-) -> dict[str, float]:
-    """Run one step and return its metrics.
+def rl_step(config: TrainConfig, world: World, parts: Parts, run: RunFolder, view: View, step: int) -> dict[str, float]:
+    """Run one step and return its metrics; every rank calls it.
 
     Args:
         config: resolved configuration.
-        parts: actor, critic, and the rest.
-        engine: samples the responses.
+        world: the processes of the run; the driver samples, rewards, compares, and writes.
+        parts: engine, actor, and the rest.
         run: where files go.
         view: told about progress.
         step: step number, from 1.
@@ -43,27 +42,26 @@ def rl_step(
     """
     clock = Stopwatch()
     with clock.stage("rollout"):
-        prompts, rollouts = _sample(config, parts, engine, view, step)
+        prompts, rollouts = world.share(lambda: _sample(config, parts, view, step))
     batch, groups = TokenBatch.from_rollouts(rollouts), [r.group for r in rollouts]
     with clock.stage("reward"):
-        rewards, reward_metrics = _reward(config, parts, view, prompts, rollouts)
+        rewards, reward_metrics = world.share(lambda: _reward(config, parts, view, prompts, rollouts))
     view.stage(step, "score", 0, 1)
     with clock.stage("score"):
         scored = parts.actor.score(batch, entropy=True)
         scores = _scores(config, parts, batch, scored)
+        comparable = _comparable_score(config, parts, batch, scored)
     with clock.stage("probe"):
-        probe_metrics = _compare(parts, engine, rollouts, batch, scored, step)
+        probe_metrics = {} if parts.probe is None else parts.probe.observe(rollouts, comparable, step=step)
     view.stage(step, "train", 0, 1)
     with clock.stage("train"):
         signal = training_signal(config.algorithm, batch, groups, rewards, scores)
         kept = [i for i, reward in enumerate(rewards) if reward is not None]
         train_metrics = _update(config, parts, batch, rollouts, scores, signal, kept, step)
     with clock.stage("weights"):
-        engine.update_weights(parts.actor.export_weights(), parts.actor.weight_version)
+        hand_over_weights(parts)
     with clock.stage("write"):
-        texts = [parts.codec.token_texts(r.response_ids) for r in rollouts]
-        known = [np.nan if reward is None else reward for reward in rewards]
-        write_rollouts(run.rollouts_of(step), step, rollouts, scored, known, signal.advantages, token_texts=texts)
+        world.share(lambda: _record(parts, run, step, rollouts, scored, rewards, signal))
     return {
         **reward_metrics,
         **_response_metrics(rollouts, scored),
@@ -73,9 +71,20 @@ def rl_step(
     }
 
 
-def _sample(
-    config: TrainConfig, parts: Parts, engine: RolloutEngine, view: View, step: int
-) -> tuple[list[Prompt], list[Rollout]]:
+def hand_over_weights(parts: Parts) -> None:
+    """Give the engine the actor's weights; all ranks take part in collecting them.
+
+    Args:
+        parts: actor and engine; without an engine the weights are collected for the rank that has it.
+    """
+    weights = parts.actor.export_weights()
+    if parts.engine is not None:
+        parts.engine.update_weights(weights, parts.actor.weight_version)
+    for _ in weights:
+        pass
+
+
+def _sample(config: TrainConfig, parts: Parts, view: View, step: int) -> tuple[list[Prompt], list[Rollout]]:
     """Sample every group of the step; one prompt per rollout comes back beside it."""
     groups = prompts_of_step(parts.prompts, config.rollout.prompts_per_step, config.run.seed, step)
     prompts, requests = [], []
@@ -86,7 +95,9 @@ def _sample(
             seed = request_seed(config.run.seed, step, g, member)
             requests.append(Request(f"{group}-{member:03d}", group, ids, seed))
             prompts.append(prompt)
-    rollouts = engine.generate(requests, parts.sampling, lambda done, total: view.stage(step, "sample", done, total))
+    rollouts = parts.sampler.generate(
+        requests, parts.sampling, lambda done, total: view.stage(step, "sample", done, total)
+    )
     return prompts, [parts.with_text(rollout) for rollout in rollouts]
 
 
@@ -117,20 +128,24 @@ def _scores(config: TrainConfig, parts: Parts, batch: TokenBatch, scored: Scored
     )
 
 
-def _compare(
+def _comparable_score(config: TrainConfig, parts: Parts, batch: TokenBatch, scored: ScoredTokens) -> ScoredTokens:
+    """The score on the distribution that the engine reported: raw log-probs are untempered."""
+    raw = config.rollout.log_prob_mode is LogProbMode.RAW and config.rollout.temperature != 1
+    return parts.actor.score(batch.at_temperature(1.0)) if raw and config.probe.enabled else scored
+
+
+def _record(
     parts: Parts,
-    engine: RolloutEngine,
-    rollouts: Sequence[Rollout],
-    batch: TokenBatch,
-    scored: ScoredTokens,
+    run: RunFolder,
     step: int,
-) -> dict[str, float]:
-    """Compare both sides on the distribution that the engine reported: raw log-probs are scored untempered."""
-    if parts.probe is None:
-        return {}
-    if engine.info.log_prob_mode is LogProbMode.RAW and bool(np.any(batch.temperature != 1)):
-        scored = parts.actor.score(batch.at_temperature(1.0))
-    return parts.probe.observe(rollouts, scored, step=step)
+    rollouts: Sequence[Rollout],
+    scored: ScoredTokens,
+    rewards: Sequence[float | None],
+    signal: Signal,
+) -> None:
+    texts = [parts.codec.token_texts(r.response_ids) for r in rollouts]
+    known = [np.nan if reward is None else reward for reward in rewards]
+    write_rollouts(run.rollouts_of(step), step, rollouts, scored, known, signal.advantages, token_texts=texts)
 
 
 def _update(

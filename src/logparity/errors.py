@@ -39,5 +39,9 @@ class NonFiniteError(LogparityError, ArithmeticError):
     """A value that had to be finite was NaN or infinite; names where."""
 
 
+class AlarmError(LogparityError):
+    """An alarm fired and the run asked to stop there; names the rules, the values, and the limits."""
+
+
 class MissingDependencyError(LogparityError, ImportError):
     """An optional dependency is not installed; names the extra that brings it."""

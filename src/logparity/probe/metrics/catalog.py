@@ -1,7 +1,8 @@
-"""Every metric of the probe in one table: key, formula, denominator, the names it has elsewhere, and how it is computed.
+"""Every metric of the probe in one table: key, formula, denominator, its names elsewhere, and how it is computed.
 
-``L = old - rollout`` (train minus rollout, nats), ``w = e^L`` (``L`` clamped to +-20 in exponents), ``dp`` the difference
-of the two probabilities, ``W`` the sum of ``L`` over a sequence. Tokens are the usable ones: mask 1, no defect.
+``L = old - rollout`` (train minus rollout, nats), ``w = e^L`` (``L`` clamped to +-20 in exponents), ``dp`` the
+difference of the two probabilities, ``W`` the sum of ``L`` over a sequence. Tokens are those with
+mask 1 and no defect.
 """
 
 from __future__ import annotations
@@ -46,9 +47,7 @@ def metrics_of(unit: UnitMetrics) -> dict[str, float]:
 def markdown_table() -> str:
     """The table for the documentation."""
     lines = ["| key | formula | over | elsewhere |", "|---|---|---|---|"]
-    lines += [
-        f"| `{m.key}` | {m.formula.replace('|', chr(92) + '|')} | {m.over} | {m.names or '-'} |" for m in METRICS
-    ]
+    lines += [f"| `{m.key}` | {m.formula.replace('|', chr(92) + '|')} | {m.over} | {m.names or '-'} |" for m in METRICS]
     return "\n".join(lines) + "\n"
 
 
@@ -278,9 +277,7 @@ _TOKEN_METRICS: Final = (
         _ratio_mean,
     ),
     Metric("mismatch/ratio_std", "std of w", _TOKENS, "verl `rollout_corr/rollout_is_std` (after its cap)", _ratio_std),
-    Metric(
-        "mismatch/ratio_min", "min w", _TOKENS, "TRL `sampling/importance_sampling_ratio/min`", _ratio_end("low")
-    ),
+    Metric("mismatch/ratio_min", "min w", _TOKENS, "TRL `sampling/importance_sampling_ratio/min`", _ratio_end("low")),
     Metric(
         "mismatch/ratio_max",
         "max w",
@@ -311,7 +308,11 @@ _TOKEN_METRICS: Final = (
         _fraction("ratio_outside_half_to_two"),
     ),
     Metric(
-        "mismatch/tis_truncated", "share with w > 2", _TOKENS, "slime `tis_clipfrac` (its cap)", _fraction("tis_truncated")
+        "mismatch/tis_truncated",
+        "share with w > 2",
+        _TOKENS,
+        "slime `tis_clipfrac` (its cap)",
+        _fraction("tis_truncated"),
     ),
     Metric(
         "mismatch/icepop_masked",
@@ -335,9 +336,7 @@ _TOKEN_METRICS: Final = (
         _fraction("confident_disagreement"),
     ),
     Metric("mismatch/clamped_tokens", "tokens with |L| > 20", "", "", _count("clamped")),
-    Metric(
-        "mismatch/perplexity_rollout", "exp(mean of -rollout)", _TOKENS, "", _exp_of(_log_perplexity("rollout"))
-    ),
+    Metric("mismatch/perplexity_rollout", "exp(mean of -rollout)", _TOKENS, "", _exp_of(_log_perplexity("rollout"))),
     Metric("mismatch/perplexity_train", "exp(mean of -old)", _TOKENS, "", _exp_of(_log_perplexity("train"))),
     Metric("mismatch/perplexity_ratio", "train over rollout", _TOKENS, "", _exp_of(_mean("log_ratio", -1.0))),
     Metric(
@@ -412,9 +411,7 @@ _VERL_METRICS: Final = tuple(
 )
 
 _CENSUS_METRICS: Final = (
-    Metric(
-        "mismatch/excluded_tokens", "tokens with a defect", "", "", lambda unit: float(unit.census.excluded)
-    ),
+    Metric("mismatch/excluded_tokens", "tokens with a defect", "", "", lambda unit: float(unit.census.excluded)),
     Metric("mismatch/excluded_fraction", "share of those", "tokens with mask 1", "", _excluded_fraction),
     *(
         Metric(f"census/{defect.value}", f"tokens: {text}", "", "", _defect(defect.value))
@@ -428,9 +425,12 @@ _CENSUS_METRICS: Final = (
             (Defect.ZERO_FOR_MISSING, "exactly 0 on one side, more than 1 nat lower on the other"),
         )
     ),
-    *(Metric(f"census/{name}", f"rows left out: {name.replace('_', ' ')}", "", "", _defect(name)) for name in ROW_DEFECTS),
-    Metric("census/rollout_on_bf16_grid", "1 where all rollout log-probs are bfloat16 values", "", "", _on_grid("rollout")),
-    Metric("census/train_on_bf16_grid", "1 where all train log-probs are bfloat16 values", "", "", _on_grid("train")),
+    *(
+        Metric(f"census/{name}", f"rows left out: {name.replace('_', ' ')}", "", "", _defect(name))
+        for name in ROW_DEFECTS
+    ),
+    Metric("census/rollout_on_bf16_grid", "1: all rollout log-probs are bfloat16 values", "", "", _on_grid("rollout")),
+    Metric("census/train_on_bf16_grid", "1: all train log-probs are bfloat16 values", "", "", _on_grid("train")),
 )
 
 

@@ -68,7 +68,8 @@ class FixedTable:
         """The sums in float64; relative error at most 2^-52."""
         self.carry()
         # After the carry the parts do not cancel unless the sum is negative and tiny, where 2^-79 is its own limit.
-        return self.whole + (self.middle * 2.0**-MIDDLE_BITS + self.fine * 2.0**-FINE_BITS)
+        values: Floats = self.whole.astype(np.float64) + (self.middle * 2.0**-MIDDLE_BITS + self.fine * 2.0**-FINE_BITS)
+        return values
 
     def units(self) -> list[int]:
         """The sums in multiples of 2^-79, flat."""

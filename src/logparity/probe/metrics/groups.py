@@ -44,8 +44,13 @@ class GroupTable:
             sums: ``[4, S]``.
         """
         np.add.at(self.counts, bins, counts)
-        for mine, theirs in ((self.sums.whole, sums.whole), (self.sums.middle, sums.middle), (self.sums.fine, sums.fine)):
-            np.add.at(mine, (slice(None), bins), theirs)
+        for mine, theirs in (
+            (self.sums.whole, sums.whole),
+            (self.sums.middle, sums.middle),
+            (self.sums.fine, sums.fine),
+        ):
+            for row, values in zip(mine, theirs, strict=True):
+                np.add.at(row, bins, values)
         self.sums.carry()
 
     def rows(self, labels: Sequence[str]) -> list[dict[str, Any]]:

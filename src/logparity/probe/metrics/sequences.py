@@ -110,7 +110,7 @@ class SequenceSums:
             self.high[name] = max(self.high[name], float(values.max()))
         order = np.argsort(-np.abs(weight_log), kind="stable")
         # Equal sizes at the cut are told apart by key, so that no split can change who is kept.
-        last = np.abs(weight_log)[order[: WORST][-1]]
+        last = np.abs(weight_log)[order[:WORST][-1]]
         for index in np.flatnonzero(np.abs(weight_log) >= last)[: WORST * 64].tolist():
             w = float(weight_log[index])
             self.worst.append(WorstSequence(-abs(w), keys[int(use[index])], w, float(mean[index]), int(n[index])))

@@ -18,8 +18,8 @@ from logparity.records import FloatArray
 WIDE: Final = (
     *("rollout", "log_ratio", "log_ratio_abs", "prob_diff", "k3", "prob_diff_sq", "log_ratio_sq", "u_sq", "error"),
 )
-"""Sums on the fine grid: the rollout log-prob, ``L``, ``|L|``, ``|dp|``, ``e^L - 1 - L``, ``dp^2``, ``L^2``, ``u^2`` with
-``u = e^L - 1``, and ``e^|L| - 1``; ``L`` clamped where it is in an exponent."""
+"""Sums on the fine grid: the rollout log-prob, ``L``, ``|L|``, ``|dp|``, ``e^L - 1 - L``, ``dp^2``, ``L^2``, ``u^2``
+with ``u = e^L - 1``, and ``e^|L| - 1``; ``L`` clamped where it is in an exponent."""
 NARROW: Final = ("p_rollout", "p_train", "p_rollout_sq", "p_both")
 """Sums of probabilities and their products, on the grid 2^-46."""
 COUNTS: Final = (

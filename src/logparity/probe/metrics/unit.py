@@ -29,7 +29,17 @@ class UnitMetrics:
         layouts: how the calls gave their tokens.
     """
 
-    __slots__ = ("_group_limit", "census", "entropy", "entropy_tokens", "groups", "labelled", "layouts", "sequences", "tokens")
+    __slots__ = (
+        "_group_limit",
+        "census",
+        "entropy",
+        "entropy_tokens",
+        "groups",
+        "labelled",
+        "layouts",
+        "sequences",
+        "tokens",
+    )
 
     def __init__(self, group_limit: int = 64) -> None:
         self._group_limit = group_limit

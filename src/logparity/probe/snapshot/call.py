@@ -129,7 +129,8 @@ class Call:
             if len(part.lengths) != len(rollout.lengths) or (
                 width is not None and not np.array_equal(part.lengths, rollout.lengths)
             ):
-                shape = data[name].shape if not isinstance(data[name], list) else f"{len(part.lengths)} rows"
+                given = data[name]
+                shape = f"{len(part.lengths)} rows" if isinstance(given, list) else f"shape {given.shape}"
                 raise InputError(
                     f"{name}: expected {_shape(rollout, width)} as rollout_log_probs ({rollout.layout}), got {shape}. "
                     "Give the response tokens only, in one layout."
@@ -148,7 +149,9 @@ class Call:
             return self.train_version - versions[keep].astype(np.int64)
         per_token = as_ragged(versions, lengths, "versions").select(keep)
         if not np.array_equal(per_token.lengths, rollout.lengths):
-            raise InputError(f"versions: expected [{len(keep)}] or one per token ({rollout.layout}), got other lengths.")
+            raise InputError(
+                f"versions: expected [{len(keep)}] or one per token ({rollout.layout}), got other lengths."
+            )
         return self.train_version - per_token.values.astype(np.int64)
 
 

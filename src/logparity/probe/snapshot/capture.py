@@ -84,7 +84,7 @@ def _row(item: Any, name: str, kind: Kind) -> Reader | None:
 
 
 def _numbers(values: list[Any], name: str) -> NDArray[Any]:
-    """Numbers as float64 (or bool, or integers); None becomes a masked entry of an object array, see `split_missing`."""
+    """Numbers as numpy takes them; with a None among them an object array, see `split_missing`."""
     if any(value is None for value in values):
         return np.asarray(values, object)
     return _numeric(np.asarray(values), name)
@@ -104,7 +104,8 @@ def _nested(value: Any, kind: Kind) -> Reader:
 
 def _copy(array: NDArray[Any], kind: Kind) -> NDArray[Any]:
     if kind is Kind.MASK:
-        return array != 0
+        mask: NDArray[Any] = array != 0
+        return mask
     return array.astype(np.int32) if kind is Kind.ID and array.dtype.kind in "iu" else array.copy()
 
 
@@ -123,12 +124,12 @@ def _tensor(tensor: Any, kind: Kind) -> Reader:
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     pinned.copy_(tensor, non_blocking=True)
     copied_event = torch.cuda.Event()
+    # The allocator hands memory out again in the order of this stream, so `tensor` may go before it was copied.
     copied_event.record(torch.cuda.current_stream(tensor.device))
 
     def read() -> NDArray[Any]:
         copied_event.synchronize()
-        # `tensor` is kept until here: its memory must not be reused before it was copied.
-        return _numpy(pinned if tensor is not None else pinned)
+        return _numpy(pinned)
 
     return read
 

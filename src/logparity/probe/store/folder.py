@@ -1,7 +1,7 @@
 """Where things are in a run folder, and how an attempt claims its own place in it.
 
 ``RUN/logparity-run.json`` names the format; ``RUN/rank-00003/attempt-0002/`` belongs to one process. A process holds
-a lock on ``owner.lock`` for as long as it lives, so that a second one on the same rank is seen, whatever the clock says.
+a lock on ``owner.lock`` for as long as it lives, so that a second one on the same rank is seen, whatever clocks say.
 """
 
 from __future__ import annotations

@@ -41,6 +41,9 @@ class SampleReservoir:
         Args:
             where: step, sub_step, rank, attempt.
             decode: one token id to its text.
+
+        Returns:
+            One row each.
         """
         rows = [{**where, **row} for _, _, row in self._kept]
         for row in rows:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from logparity.probe.snapshot.batch import CapturedBatch
 from logparity.probe.store.schemas import TOKENS
@@ -71,11 +73,11 @@ class FlightRecorder:
         return sum(table.nbytes for _, table in self._ring)
 
 
-def _lists(offsets: IntArray, values: object) -> pa.ListArray:
+def _lists(offsets: NDArray[Any], values: NDArray[Any]) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values))
 
 
-def _turns(mask: BoolArray, starts: IntArray, lengths: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+def _turns(mask: BoolArray, starts: IntArray, lengths: IntArray) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     begins, ends = mask.copy(), mask.copy()
     begins[1:] &= ~mask[:-1]
     ends[:-1] &= ~mask[1:]

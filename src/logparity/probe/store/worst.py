@@ -45,6 +45,9 @@ class WorstTokens:
         Args:
             where: step, sub_step, rank, attempt.
             decode: one token id to its text.
+
+        Returns:
+            One row each.
         """
         rows = {(key, position): row for kept in self._kept.values() for _, key, position, row in kept}
         ordered = sorted(rows.values(), key=lambda row: (-abs(row["log_ratio"]), row["key"], row["position"]))

@@ -396,3 +396,15 @@ def test_a_family_that_scales_its_logits_is_scored_as_it_samples(tmp_path: Path,
         with torch.no_grad():
             rows, ids = true_rows(exact, ragged, b)
         np.testing.assert_allclose(scored.log_probs[b], rows.gather(1, ids[:, None])[:, 0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_real_token_with_the_padding_id_is_trained_too(tiny_folder: Path, ragged: TokenBatch, signal: Signal) -> None:
+    """Transformers drops the gradient of the padding id's embedding, also where that id is part of a sequence."""
+    marked = replace(ragged, prompt_ids=tuple(np.zeros_like(ids) for ids in ragged.prompt_ids))
+    batch = signal(marked)
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float64)
+    assert model.get_input_embeddings().padding_idx == 0
+    model.get_input_embeddings().padding_idx = None
+    true_loss(model, batch).backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    assert make(tiny_folder, Reinforce()).train_step(batch)["actor/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)

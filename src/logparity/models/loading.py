@@ -59,6 +59,7 @@ def load_causal_lm(folder: str | Path, *, dtype: torch.dtype, device: torch.devi
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelError(f"model folder {checked.path} cannot be loaded: {_first_line(error)}") from error
     without_dropout(model)
+    train_every_embedding(model)
     return model.to(device).eval()
 
 
@@ -80,6 +81,17 @@ def without_dropout(model: torch.nn.Module) -> None:
         for name in ("attention_dropout", "attn_dropout", "dropout"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
+
+
+def train_every_embedding(model: torch.nn.Module) -> None:
+    """Let the padding id's embedding have a gradient, which Transformers drops.
+
+    Many models pad with a token that is also real, such as the stop token: a sequence that holds it would be trained on
+    a gradient that is not its own. Padding itself gives none, since nothing looks at it.
+    """
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            module.padding_idx = None
 
 
 def recompute_layers(model: PreTrainedModel) -> None:
@@ -125,5 +137,6 @@ __all__ = [
     "load_causal_lm",
     "load_tokenizer",
     "recompute_layers",
+    "train_every_embedding",
     "without_dropout",
 ]

@@ -165,11 +165,8 @@ class TokenPass:
         np.expm1(exponent, out=u)
         np.subtract(u, exponent, out=k3)
         np.square(u, out=u_sq)
-        # e^|L| - 1 is u where L >= 0 and -u / (1 + u) where L < 0.
-        np.add(u, 1.0, out=error)
-        np.divide(u, error, out=error)
-        np.negative(error, out=error)
-        np.maximum(u, error, out=error)
+        np.minimum(size, MAX_LOG_RATIO, out=error)
+        np.expm1(error, out=error)
         small = self._float32[:, :n]
         np.copyto(small[0], diff, casting="same_kind")
         np.copyto(small[1], size, casting="same_kind")

@@ -161,14 +161,23 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     start, host = time.perf_counter(), machine() | {"clock": arguments.clock.value}
     rows = measure_all(arguments.repeats, tuple(arguments.cases), arguments.clock)
-    cases = {name: {"tokens": c.tokens, "vocab": c.vocab, "hidden": c.hidden} for name, c in CASES.items()}
     host["minutes"] = round((time.perf_counter() - start) / 60, 1)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps({"machine": host, "cases": cases, "rows": rows}, indent=1) + "\n")
+    write_results(arguments.out, arguments.cases, rows, host)
     if arguments.out == RESULTS:
         from benchmarks.render import render
 
         render(RESULTS)
+
+
+def write_results(path: Path, names: list[str], rows: list[Row], host: Row) -> None:
+    """Replace the results of the cases that were measured; others stay, each with the machine it was measured on."""
+    results = json.loads(path.read_text()) if path.exists() else {}
+    for name in names:
+        case = CASES[name]
+        shape = {"tokens": case.tokens, "vocab": case.vocab, "hidden": case.hidden}
+        results[name] = {"shape": shape, "machine": host, "rows": [row for row in rows if row["case"] == name]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

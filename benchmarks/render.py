@@ -20,16 +20,17 @@ Row = dict[str, Any]
 
 def render(results: Path, docs: Path = DOCS) -> None:
     """Rewrite the marked parts of docs/benchmarks.md and the figures beside it."""
-    data = json.loads(results.read_text())
     page = docs / "benchmarks.md"
     text = page.read_text()
-    text = replace_marked(text, "machine", machine_line(data["machine"]))
-    for case, shape in data["cases"].items():
-        rows = [row for row in data["rows"] if row["case"] == case]
-        if rows:
-            text = replace_marked(text, case, markdown_table(rows))
-            draw(rows, shape, docs / "figures" / f"log_probs_{case}.png")
+    for name, case in json.loads(results.read_text()).items():
+        text = replace_marked(text, name, section(case))
+        draw(case["rows"], case["shape"], docs / "figures" / f"log_probs_{name}.png")
     page.write_text(text)
+
+
+def section(case: Row) -> str:
+    """What stands between a case's markers: where it was measured, and the table."""
+    return f"{machine_line(case['machine'])}\n\n{markdown_table(case['rows'])}"
 
 
 def replace_marked(text: str, name: str, body: str) -> str:
@@ -43,7 +44,7 @@ def replace_marked(text: str, name: str, body: str) -> str:
 def machine_line(machine: Row) -> str:
     """One sentence on where the numbers come from."""
     return (
-        f"Measured on {machine['cpu']}, {machine['threads']} threads, {machine['capability']}, "
+        f"Measured on {machine['cpu']}, {machine['threads']} thread(s), {machine['capability']}, "
         f"torch {machine['torch']}, {machine['clock']} time; "
         f"load average {machine['load_before']:.1f} before the run, which took {machine['minutes']} minutes."
     )
@@ -59,7 +60,8 @@ def cell(row: Row | None) -> str:
     size = f"{memory:,.0f} MiB" if memory >= 10 else f"{memory:.1f} MiB"
     if "ratio_median" not in row:
         return size
-    return f"{row['ratio_median']:.3g}x ({row['ratio_min']:.3g}-{row['ratio_max']:.3g}) / {size}"
+    spread = f" ({row['ratio_min']:.3g}-{row['ratio_max']:.3g})" if row["ratio_min"] < row["ratio_max"] else ""
+    return f"{row['ratio_median']:.3g}x{spread} / {size}"
 
 
 def _names(rows: Iterable[Row]) -> list[tuple[str, str]]:
@@ -99,7 +101,7 @@ def draw(rows: list[Row], shape: Row, path: Path) -> None:
     figure, axes = plt.subplots(
         1, 2 if timed else 1, sharey=True, figsize=(10 if timed else 7, 0.45 * len(shown) + 1.4), squeeze=False
     )
-    labels = [f"{row['contender']}  ({row['origin']})" for row in shown]
+    labels = [f"{row['contender']} ({row['origin']})" for row in shown]
     colours = [OURS if row["origin"] == "logparity" else PEER for row in shown]
     unit = "matmul" if shape["hidden"] else "bare read"
     panels = [("extra memory, MiB", [max(row["peak_bytes"] / MIB, 0.1) for row in shown])]
@@ -107,12 +109,14 @@ def draw(rows: list[Row], shape: Row, path: Path) -> None:
         panels.append((f"time, multiples of a {unit}", [row.get("ratio_median", 0) for row in shown]))
     for axis, (title, values) in zip(axes[0], panels, strict=True):
         bars = axis.barh(labels, values, color=colours)
-        axis.bar_label(bars, [f"{value:,.3g}" for value in values], padding=3, fontsize=8)
-        axis.set_xscale("log")
+        axis.bar_label(
+            bars, [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in values], padding=3, fontsize=8
+        )
+        axis.set_xticks([])  # every bar says its number
         axis.set_title(title, fontsize=9, loc="left")
         axis.margins(x=0.15)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.tick_params(labelsize=8)
+        axis.spines[["top", "right", "bottom"]].set_visible(False)
+        axis.tick_params(labelsize=8, length=0)
     size = f"T={shape['tokens']}, V={shape['vocab']}" + (f", H={shape['hidden']}" if shape["hidden"] else "")
     figure.suptitle(f"Forward and backward, bf16, {size}", fontsize=10, x=0.01, ha="left")
     figure.tight_layout()

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.render import cell, markdown_table, render, replace_marked
+from benchmarks.cases import CASES
+from benchmarks.log_probs import write_results
+from benchmarks.render import cell, markdown_table, render, replace_marked, section
 
 MIB = 2**20
 
@@ -50,12 +52,11 @@ def test_rendering_writes_page_and_figure_and_twice_is_once(tmp_path: Path) -> N
         "load_before": 0.1,
         "minutes": 7,
     }
-    cases = {"logits": {"tokens": 2048, "vocab": 151936, "hidden": 0}}
-    (tmp_path / "results.json").write_text(json.dumps({"machine": machine, "cases": cases, "rows": ROWS}))
+    shape = {"tokens": 2048, "vocab": 151936, "hidden": 0}
+    results = {"logits": {"shape": shape, "machine": machine, "rows": ROWS}}
+    (tmp_path / "results.json").write_text(json.dumps(results))
     page = tmp_path / "benchmarks.md"
-    page.write_text(
-        "before\n<!-- generated: machine -->\n<!-- end -->\n<!-- generated: logits -->\nold\n<!-- end -->\nafter\n"
-    )
+    page.write_text("before\n<!-- generated: logits -->\nold\n<!-- end -->\nafter\n")
     render(tmp_path / "results.json", tmp_path)
     first = page.read_text()
     assert "2,374 MiB" in first
@@ -69,11 +70,18 @@ def test_rendering_writes_page_and_figure_and_twice_is_once(tmp_path: Path) -> N
 
 def test_the_page_in_the_docs_is_what_the_committed_results_say() -> None:
     root = Path(__file__).resolve().parents[2]
-    results = root / "benchmarks" / "results" / "log_probs.json"
-    if not results.exists():  # nothing was measured yet, so the page may not say anything
-        assert "MiB /" not in (root / "docs" / "benchmarks.md").read_text()
-        return
-    data, page = json.loads(results.read_text()), (root / "docs" / "benchmarks.md").read_text()
-    for case in data["cases"]:
-        rows = [each for each in data["rows"] if each["case"] == case]
-        assert markdown_table(rows) in page
+    results = json.loads((root / "benchmarks" / "results" / "log_probs.json").read_text())
+    page = (root / "docs" / "benchmarks.md").read_text()
+    assert results
+    assert set(results) <= set(CASES)
+    for case in results.values():
+        assert section(case) in page
+
+
+def test_measuring_one_case_again_leaves_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    write_results(path, ["logits", "hidden"], ROWS, {"cpu": "old"})
+    write_results(path, ["logits"], ROWS[:1], {"cpu": "new"})
+    results = json.loads(path.read_text())
+    assert [results[name]["machine"]["cpu"] for name in ("logits", "hidden")] == ["new", "old"]
+    assert len(results["logits"]["rows"]) == 1

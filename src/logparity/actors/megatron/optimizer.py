@@ -16,6 +16,7 @@ from torch.nn import Parameter
 
 from logparity.actors.megatron import cpu
 from logparity.actors.megatron.naming import placed_parameters
+from logparity.actors.megatron.torch_adamw import make_checkpointable
 from logparity.actors.optimizer import OptimizerConfig, StepResult
 from logparity.errors import InputError
 
@@ -114,6 +115,7 @@ class ShardedOptimizer:
                 wd_incr_steps=_FOREVER,
                 wd_incr_style="constant",
             )
+        make_checkpointable(self.megatron)
         self.attach()
 
     def attach(self) -> None:
@@ -220,7 +222,7 @@ class ShardedOptimizer:
         return next(name for name in names if name is not None)
 
 
-_SHARDING = "fully_sharded_model_space"
+_SHARDING = "fully_reshardable"
 """Optimizer state is stored in the shapes of the weights, so that another parallel layout can load it."""
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.captured import batch_of, measure
 
 from logparity.probe.metrics.catalog import metrics_of
 from logparity.probe.metrics.census import LOCATED, Census
 from logparity.probe.snapshot.batch import Mismatch
+from tests.support.captured import batch_of, measure
 
 
 def row(key: str, rollout: list[float], train: list[float], mask: list[int] | None = None) -> dict[str, Any]:

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.captured import batch_of, measure, ragged_rows, usable
-from tests.support.mismatch_truth import mismatch_truth
-from tests.support.rollouts import PAIRS
 
 from logparity.probe.metrics import walk
 from logparity.probe.metrics.bins import LAGS, POSITION_EDGES, PROBABILITY_EDGES
 from logparity.probe.metrics.catalog import METRICS, markdown_table, metrics_of
 from logparity.probe.metrics.exact_sums import MAX_BLOCK, ExactSums
 from logparity.probe.metrics.unit import UnitMetrics
+from tests.support.captured import batch_of, measure, ragged_rows, usable
+from tests.support.mismatch_truth import mismatch_truth
+from tests.support.rollouts import PAIRS
 
 REPO = Path(__file__).parents[2]
 
@@ -65,7 +65,12 @@ def test_ragged_rows_longer_than_a_block_give_what_plain_float64_gives(noise: fl
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 2**16), parts=st.integers(1, 6), padding=st.integers(0, 9), noise=st.sampled_from([1e-6, 0.05, 9]))
+@given(
+    seed=st.integers(0, 2**16),
+    parts=st.integers(1, 6),
+    padding=st.integers(0, 9),
+    noise=st.sampled_from([1e-6, 0.05, 9]),
+)
 def test_no_split_order_or_padding_changes_a_bit(seed: int, parts: int, padding: int, noise: float) -> None:
     rows = ragged_rows(seed, 23, 70, noise)
     whole = measure(batch_of(rows))
@@ -169,7 +174,13 @@ def test_what_is_undefined_is_left_out() -> None:
 
 
 def test_a_row_without_tokens_has_no_perplexity() -> None:
-    row = {"key": "a", "rollout": np.float32([-3, -3]), "train": np.float32([-3, -3]), "mask": np.ones(2, bool), "env": "a"}
+    row = {
+        "key": "a",
+        "rollout": np.float32([-3, -3]),
+        "train": np.float32([-3, -3]),
+        "mask": np.ones(2, bool),
+        "env": "a",
+    }
     empty = {**row, "key": "b", "mask": np.zeros(2, bool)}
     # verl counts the empty row as perplexity 1, which halves the distance from 1.
     assert metrics_of(measure(batch_of([row, empty])))["rollout_corr/rollout_ppl"] == pytest.approx(math.exp(3))

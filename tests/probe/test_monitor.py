@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.mismatch_truth import mismatch_truth
-from tests.support.rollouts import PAIRS
 
 from logparity.errors import InputError
 from logparity.probe import Probe, ProbeConfig, StoreConfig, calculate_debug_metrics, open_run
 from logparity.probe.pipeline import Pipeline
+from tests.support.mismatch_truth import mismatch_truth
+from tests.support.rollouts import PAIRS
 
 DUMP = dict(np.load(PAIRS / "clean_vllm_bf16_vs_hf_bf16.npz", allow_pickle=False))
 BATCH = {name: DUMP[name] for name in ("rollout_log_probs", "old_log_probs", "response_mask")}

@@ -43,13 +43,13 @@ LAYOUTS: dict[str, Any] = {
     "padded torch bfloat16": lambda rows, fill: torch.tensor(padded(rows, fill)).bfloat16(),
     "padded torch float16 with gradient": lambda rows, fill: torch.tensor(padded(rows, fill)).half().requires_grad_(),
     "padded torch, not contiguous": lambda rows, fill: torch.tensor(padded(rows, fill).T.copy()).T,
-    "list of lists": lambda rows, fill: rows,
-    "list of tensors": lambda rows, fill: [torch.tensor(row, dtype=torch.bfloat16) for row in rows],
-    "tuple of arrays": lambda rows, fill: tuple(np.asarray(row, np.float32) for row in rows),
-    "nested jagged": lambda rows, fill: nested(rows, torch.jagged),
-    "nested strided": lambda rows, fill: nested(rows, torch.strided),
-    "packed": lambda rows, fill: np.asarray(flat(rows)),
-    "packed list": lambda rows, fill: flat(rows),
+    "list of lists": lambda rows, _: rows,
+    "list of tensors": lambda rows, _: [torch.tensor(row, dtype=torch.bfloat16) for row in rows],
+    "tuple of arrays": lambda rows, _: tuple(np.asarray(row, np.float32) for row in rows),
+    "nested jagged": lambda rows, _: nested(rows, torch.jagged),
+    "nested strided": lambda rows, _: nested(rows, torch.strided),
+    "packed": lambda rows, _: np.asarray(flat(rows)),
+    "packed list": lambda rows, _: flat(rows),
 }
 
 
@@ -84,7 +84,14 @@ def test_a_copy_is_a_copy() -> None:
     for make in (lambda x: torch.tensor(x), lambda x: np.asarray(x, np.float32), lambda x: x):
         rollout, train, mask = make([[-1.0, -2.0]]), make([[-1.0, -2.0]]), make([[1, 1]])
         call = Call.capture(
-            0, 0, {"rollout_log_probs": rollout, "old_log_probs": train, "response_mask": mask}, None, None, None, None, None
+            0,
+            0,
+            {"rollout_log_probs": rollout, "old_log_probs": train, "response_mask": mask},
+            None,
+            None,
+            None,
+            None,
+            None,
         )
         for values in (rollout, train, mask):
             values[0][0] = 99
@@ -150,14 +157,20 @@ ONES = -np.ones((2, 3))
     ("arguments", "message"),
     [
         ({"rollout_log_probs": ONES, "old_log_probs": ONES}, "response_mask: a padded"),
-        ({"rollout_log_probs": ONES, "old_log_probs": ONES[:, :2], "response_mask": ONES}, r"\(2, 3\).*padded.*\(2, 2\)"),
+        (
+            {"rollout_log_probs": ONES, "old_log_probs": ONES[:, :2], "response_mask": ONES},
+            r"\(2, 3\).*padded.*\(2, 2\)",
+        ),
         ({"rollout_log_probs": ONES, "old_log_probs": ONES[:1], "response_mask": ONES}, r"\(2, 3\).*padded.*\(1, 3\)"),
         ({"rollout_log_probs": ONES[0], "old_log_probs": ONES[0]}, "needs lengths"),
         ({"rollout_log_probs": ONES[0], "old_log_probs": ONES[0], "lengths": [2, 2]}, "expected 4 values.*got 3"),
         ({"rollout_log_probs": ONES[None], "old_log_probs": ONES[None]}, r"\(1, 2, 3\)"),
         ({"rollout_log_probs": [[-1.0]], "old_log_probs": [[-1.0], [-2.0]]}, "1 rows.*list of rows.*2 rows"),
         ({"rollout_log_probs": [[-1.0]], "old_log_probs": [[-1.0]], "keys": ["a", "b"]}, "keys: expected 1"),
-        ({"rollout_log_probs": [[-1.0]], "old_log_probs": [[-1.0]], "groups": {"env": []}}, r"groups\['env'\]: expected 1"),
+        (
+            {"rollout_log_probs": [[-1.0]], "old_log_probs": [[-1.0]], "groups": {"env": []}},
+            r"groups\['env'\]: expected 1",
+        ),
         ({"rollout_log_probs": [["a"]], "old_log_probs": [[-1.0]]}, "expected numbers"),
         ({"rollout_log_probs": np.asarray([{}]), "old_log_probs": [[-1.0]]}, "expected numbers"),
         ({"rollout_log_probs": "text", "old_log_probs": [[-1.0]]}, "got str"),

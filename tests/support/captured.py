@@ -23,7 +23,9 @@ def ragged_rows(seed: int, count: int, longest: int, noise: float = 0.02) -> lis
         rollout = -rng.exponential(0.7, n).astype(np.float32)
         train = -np.abs(rollout + rng.normal(0, noise, n)).astype(np.float32)
         mask = rng.random(n) < 0.8
-        rows.append({"key": f"k{seed}.{index}", "rollout": rollout, "train": train, "mask": mask, "env": "abc"[index % 3]})
+        rows.append(
+            {"key": f"k{seed}.{index}", "rollout": rollout, "train": train, "mask": mask, "env": "abc"[index % 3]}
+        )
     return rows
 
 

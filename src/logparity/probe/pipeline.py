@@ -130,7 +130,7 @@ class Pipeline:
             return
         try:
             self._write(self._writer, unit, values, begun)
-        except OSError as error:
+        except Exception as error:  # whatever it is, the metrics of the unit are still wanted
             if self._config.strict:
                 raise
             self.unwritten += 1

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from logparity.probe.snapshot.batch import CapturedBatch
 from logparity.probe.store.schemas import SAMPLES
+from logparity.probe.store.texts import texts_of
 
 
 class SampleReservoir:
@@ -47,8 +48,7 @@ class SampleReservoir:
         """
         rows = [{**where, **row} for _, _, row in self._kept]
         for row in rows:
-            if decode is not None and row["token_ids"] is not None:
-                row["texts"] = [str(decode(token)) for token in row["token_ids"]]
+            row["texts"] = texts_of(row["token_ids"], decode)
         return pa.Table.from_pylist(rows, schema=SAMPLES)
 
     def _hash(self, key: str) -> bytes:
@@ -62,7 +62,6 @@ def _row(batch: CapturedBatch, row: int) -> dict[str, Any]:
         "key": batch.keys[row],
         "mask": batch.mask[span].tolist(),
         "token_ids": None if batch.token_ids is None else batch.token_ids[span].tolist(),
-        "texts": None,
         "rollout_log_probs": batch.rollout[span].tolist(),
         "old_log_probs": batch.train[span].tolist(),
         "entropy": None if batch.entropy is None else batch.entropy[span].tolist(),

@@ -11,6 +11,7 @@ import pyarrow as pa
 from logparity.probe.metrics.walk import Block
 from logparity.probe.snapshot.batch import CapturedBatch
 from logparity.probe.store.schemas import WORST
+from logparity.probe.store.texts import texts_of
 from logparity.records import FloatArray
 
 _Entry = tuple[float, str, int, dict[str, Any]]
@@ -52,9 +53,9 @@ class WorstTokens:
         rows = {(key, position): row for kept in self._kept.values() for _, key, position, row in kept}
         ordered = sorted(rows.values(), key=lambda row: (-abs(row["log_ratio"]), row["key"], row["position"]))
         for row in ordered:
-            row |= {**where, "text": _text(row["token_id"], decode)}
-            ids = row["context_ids"]
-            row["context_texts"] = None if ids is None or decode is None else [_text(token, decode) for token in ids]
+            texts = texts_of(row["context_ids"], decode)
+            place = row["position"] - row["context_start"]
+            row |= {**where, "context_texts": texts, "text": None if texts is None else texts[place]}
         return pa.Table.from_pylist(ordered, schema=WORST)
 
     def _entry(self, block: Block, index: int, values: FloatArray) -> _Entry:
@@ -91,15 +92,6 @@ def _largest(values: FloatArray, limit: int, least: float) -> Any:
     if len(above) <= limit:
         return above
     return above[np.argpartition(values[above], len(above) - limit)[-limit:]]
-
-
-def _text(token: int | None, decode: Callable[[int], str] | None) -> str | None:
-    if token is None or decode is None:
-        return None
-    try:
-        return str(decode(token))
-    except Exception:  # a tokenizer that does not know an id costs its text only
-        return None
 
 
 __all__ = ["WorstTokens"]

@@ -35,10 +35,8 @@ class Truth:
 
 
 def ragged_batch(seed: int = 0) -> TokenBatch:
-    """Seven sequences, one without response, some tokens masked, at their own temperatures.
-
-    The pad id 0 is not among the tokens: Transformers never trains its embedding, Megatron does.
-    """
+    """Seven sequences, one without response, some tokens masked, at their own temperatures."""
+    # The pad id 0 is not among the tokens: Transformers never trains its embedding, Megatron does.
     rng = np.random.default_rng(seed)
     return TokenBatch(
         keys=tuple(f"s{i}" for i in range(len(SHAPES))),

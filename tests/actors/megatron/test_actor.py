@@ -14,6 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+from logparity.actors.critic import HFCritic
+from logparity.actors.hf import HFActor
+from logparity.actors.optimizer import OptimizerConfig
+from logparity.losses import SFTObjective, ValueObjective
+from logparity.losses.base import Denominators, Metrics, TokenTensors
+from logparity.records import FloatArray, TokenBatch, ValueBatch
 from tests.support.megatron_truth import (
     OBJECTIVE,
     OPTIMIZER,
@@ -23,13 +30,6 @@ from tests.support.megatron_truth import (
     training_batch,
 )
 from tests.support.spawn import spawn
-
-from logparity.actors.critic import HFCritic
-from logparity.actors.hf import HFActor
-from logparity.actors.optimizer import OptimizerConfig
-from logparity.losses import SFTObjective, ValueObjective
-from logparity.losses.base import Denominators, Metrics, TokenTensors
-from logparity.records import FloatArray, TokenBatch, ValueBatch
 
 pytestmark = pytest.mark.distributed
 
@@ -156,9 +156,9 @@ def _precision(truth: Truth, critic: CriticTruth, groups: Any, dtype: str) -> No
         assert sorted(found) == ["teacher_entropy", "teacher_log_probs"]
         assert set(seen) == {(False, half)}, seen
         seen.clear()
-        wide = forward_only(lambda output, batch: output, actor._engine.model, batches)  # a caller that says nothing
+        wide = forward_only(lambda output, _: output, actor._engine.model, batches)  # a caller that says nothing
         assert set(seen) == {(True, torch.float32)}, seen
-        narrow = forward_only(lambda output, batch: output, actor._engine.model, batches, fp32_output=False)
+        narrow = forward_only(lambda output, _: output, actor._engine.model, batches, fp32_output=False)
         assert all(torch.equal(a, b.float()) for a, b in zip(wide, narrow, strict=True))
         seen.clear()
         values = MegatronCritic(truth.folder, groups, ValueObjective(), config=MegatronConfig(dtype=dtype))
@@ -169,8 +169,7 @@ def _precision(truth: Truth, critic: CriticTruth, groups: Any, dtype: str) -> No
 
 def _logits_are_gone(truth: Truth, groups: Any) -> None:
     """No two micro-batches' logits are alive at once, in scoring and in training."""
-    from logparity.actors.megatron import MicroBatchSize, forward_only
-    from logparity.actors.megatron import training
+    from logparity.actors.megatron import MicroBatchSize, forward_only, training
 
     actor = _make(truth, groups, dtype="bfloat16", micro_batch=MicroBatchSize(sequences=1))
     alive: list[weakref.ref[Any]] = []
@@ -217,6 +216,10 @@ class _Exploding:
         return (loss * self.factor if torch.distributed.get_rank() == self.rank else loss), metrics
 
 
+def _changed(actor: Any, before: dict[str, torch.Tensor]) -> list[str]:
+    return [name for name, weight in actor.export_weights() if not torch.equal(weight, before[name])]
+
+
 def _bad_gradients(truth: Truth, groups: Any) -> None:
     """A gradient that is not finite on one rank leaves the weights of all ranks alone, and is named on all."""
     for dtype in ("float32", "bfloat16", "float16"):
@@ -226,13 +229,13 @@ def _bad_gradients(truth: Truth, groups: Any) -> None:
             metrics = actor.train_step(truth.batch)
         assert metrics["actor/skipped_steps"] == 1
         assert actor.weight_version == 0
-        assert all([torch.equal(w, before[name]) for name, w in actor.export_weights()])
+        assert _changed(actor, before) == []
         messages: list[Any] = [None, None]
         torch.distributed.all_gather_object(messages, str(caught[0].message))
         assert messages[0] == messages[1]
         actor._objective = OBJECTIVE
         assert actor.train_step(truth.batch)["actor/skipped_steps"] == 0
-        assert not all([torch.equal(w, before[name]) for name, w in actor.export_weights()])  # a list: all ranks go on
+        assert _changed(actor, before)
         assert actor.weight_version == 1
     overflow = _make(truth, groups, dtype="float16", initial_loss_scale=2.0**40)
     with pytest.warns(RuntimeWarning, match=r"skipped"):
@@ -270,7 +273,7 @@ def _sft_and_extra_inputs(truth: Truth, groups: Any) -> None:
     active = [v[m] for v, m in zip(actor.score(ones).log_probs, ones.response_mask, strict=True)]
     assert actor.train_step(truth.batch)["loss"] == pytest.approx(-np.concatenate(active).mean(), rel=1e-5)
     chunk, seen = actor._engine.model.chunks[0], []
-    hook = chunk.register_forward_pre_hook(lambda m, args, kwargs: seen.append(kwargs["loss_mask"]), with_kwargs=True)
+    hook = chunk.register_forward_pre_hook(lambda _m, _args, kwargs: seen.append(kwargs["loss_mask"]), with_kwargs=True)
     marks = [{"loss_mask": torch.full((1,), float(i))} for i in range(len(ones))]
     actor.score(ones, extra=marks)
     hook.remove()

@@ -104,13 +104,11 @@ def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _bfloat16(truth: Truth, groups: Any, settings: dict[str, Any]) -> dict[str, float]:
-    """Distance from float32, as a share of twice what bfloat16 costs the Transformers actor.
-
-    Twice, because tensor parallelism rounds each rank's part of a sum before they are added.
-    """
+    """Distance from float32, as a share of twice what bfloat16 costs the Transformers actor."""
     from logparity.actors.megatron import MegatronActor, MegatronConfig
 
     actor = MegatronActor(truth.folder, groups, config=MegatronConfig(dtype="bfloat16", **settings))
     scores = actor.score(truth.batch.tokens)
+    # Twice, because tensor parallelism rounds each rank's part of a sum before they are added.
     budget = mean_gap(truth.half_scores.log_probs, truth.scores.log_probs)
     return {"bfloat16": mean_gap(scores.log_probs, truth.scores.log_probs) / (2 * budget)}

@@ -158,10 +158,7 @@ class _Builder:
         )
 
     def _row(self, part: TokenBatch, wanted: list[BoolArray] | None) -> PackedBatch:
-        """The sequences one after another; for a padded batch all of the longest one's extent.
-
-        Where there is none, or the row is to be longer, a sequence of padding follows that asks for no token.
-        """
+        """The sequences one after another, and padding up to the least length; for a padded batch all equally long."""
         multiple = self.groups.sizes.token_multiple
         prompts, responses = list(part.prompt_ids), list(part.response_ids)
         lengths = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]

@@ -53,6 +53,7 @@ def build_model(
     trained: bool,
     distributed_optimizer: bool = False,
     recompute_layers: bool = False,
+    overlap_experts: bool = False,
     value_head: bool = False,
     vocab_multiple: int = 128,
 ) -> MegatronModel:
@@ -65,6 +66,7 @@ def build_model(
         trained: wrap for gradients, which are kept and summed in float32.
         distributed_optimizer: gradients are reduce-scattered for an optimizer sharded over data-parallel ranks.
         recompute_layers: recompute each layer in the backward.
+        overlap_experts: run the combined 1F1B schedule.
         value_head: end in a value head.
         vocab_multiple: each tensor-parallel rank holds a multiple of this many vocabulary columns.
 
@@ -77,7 +79,7 @@ def build_model(
     family.check(groups.sizes)
     if family.experts:
         cpu.prepare_experts()
-    config = family.config(groups.sizes, dtype, recompute_layers=recompute_layers)
+    config = family.config(groups.sizes, dtype, recompute_layers=recompute_layers, overlap_experts=overlap_experts)
     padded = family.padded_vocab(groups.sizes.tensor, vocab_multiple)
     with cpu.megatron_calls():
         bare = [

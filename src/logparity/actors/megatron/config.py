@@ -23,6 +23,7 @@ class MegatronConfig:
         decay: how the learning rate falls after warm-up.
         recompute_loss: compute the loss again in the backward rather than keep its per-token tensors.
         recompute_layers: compute each layer again in the backward rather than keep its activations.
+        overlap_experts: combined 1F1B: hide the experts' communication behind another micro-batch; CUDA only.
         initial_loss_scale: first factor on an fp16 loss.
         vocab_multiple: each tensor-parallel rank holds a multiple of this many vocabulary columns.
 
@@ -37,6 +38,7 @@ class MegatronConfig:
     decay: DecayConfig = field(default_factory=DecayConfig)
     recompute_loss: bool = False
     recompute_layers: bool = False
+    overlap_experts: bool = False
     initial_loss_scale: float = 2.0**16
     vocab_multiple: int = 128
 

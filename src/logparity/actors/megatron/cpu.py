@@ -1,6 +1,6 @@
 """What Megatron-Core needs to run where there is no CUDA. Nothing here is active on a machine that has it.
 
-Megatron-Core asks for its device in three ways. Each gets the CPU as its answer, by the narrowest means that reaches it:
+Megatron-Core asks for its device in several ways. Each gets the CPU as its answer, by the narrowest means there is:
 
 * ``torch.cuda.current_device()``, where a module or a receive buffer is made: there is no argument to change and no
   torch function to intercept, so the function is replaced, once, in `prepare`.
@@ -67,7 +67,7 @@ class _CudaMeansCpu(TorchFunctionMode):
     def __torch_function__(
         self,
         func: Callable[..., Any],
-        types: Sequence[type],  # noqa: ARG002
+        types: Sequence[type],
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:

@@ -70,6 +70,7 @@ class MegatronEngine:
             trained=trained,
             distributed_optimizer=self.config.distributed_optimizer and trained,
             recompute_layers=self.config.recompute_layers and trained,
+            overlap_experts=self.config.overlap_experts and trained,
             value_head=self._value_head,
             vocab_multiple=self.config.vocab_multiple,
         )

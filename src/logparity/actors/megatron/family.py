@@ -88,13 +88,16 @@ class Family:
         if sizes.expert > 1 and not self.experts:
             raise InputError(f"expert: expected 1 for a dense model, got {sizes.expert}.")
 
-    def config(self, sizes: ParallelSizes, dtype: torch.dtype, *, recompute_layers: bool) -> TransformerConfig:
+    def config(
+        self, sizes: ParallelSizes, dtype: torch.dtype, *, recompute_layers: bool = False, overlap_experts: bool = False
+    ) -> TransformerConfig:
         """The model's configuration in Megatron-Core's terms.
 
         Args:
             sizes: parallel sizes.
             dtype: compute dtype.
             recompute_layers: recompute each layer in the backward.
+            overlap_experts: run the combined 1F1B schedule.
 
         Returns:
             The configuration; dropout is 0 and no fusion is asked for that needs a compiled extension.
@@ -122,6 +125,7 @@ class Family:
             gradient_accumulation_fusion=False,
             apply_rope_fusion=False,
             cuda_graph_scope=[],
+            overlap_moe_expert_parallel_comm=overlap_experts,
             tensor_model_parallel_size=sizes.tensor,
             pipeline_model_parallel_size=sizes.pipeline,
             virtual_pipeline_model_parallel_size=sizes.virtual_pipeline if sizes.virtual_pipeline > 1 else None,

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from logparity.actors.megatron import cpu
 from logparity.actors.megatron.batches import MicroBatch
+from logparity.actors.megatron.combined_1f1b import model_schedule_plan
 
 if TYPE_CHECKING:
     from logparity.actors.megatron.build import MegatronModel
@@ -142,7 +143,9 @@ def takes_fp32_output(module: torch.nn.Module) -> bool:
 
 
 def _forward_step(loss: LossFunction[Result], fp32_output: bool) -> Callable[..., Any]:
-    def step(batches: Iterator[MicroBatch], chunk: torch.nn.Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    def step(
+        batches: Iterator[MicroBatch], chunk: torch.nn.Module, return_schedule_plan: bool = False
+    ) -> tuple[Any, Callable[[Tensor], Any]]:
         batch = next(batches)
         inputs = batch.model_inputs()
         if takes_fp32_output(chunk):
@@ -153,6 +156,8 @@ def _forward_step(loss: LossFunction[Result], fp32_output: bool) -> Callable[...
             # Of three results the schedule keeps the first in place of the output; the count 0 asks for no averaging.
             return value, torch.zeros((), dtype=torch.int32, device=value.device), report
 
+        if return_schedule_plan:  # combined 1F1B: a bare chunk, whose nodes the schedule runs
+            return model_schedule_plan(chunk, inputs, fp32_output=fp32_output), finish
         return chunk(**inputs), finish
 
     return step

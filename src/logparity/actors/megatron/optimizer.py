@@ -63,7 +63,7 @@ class ShardedOptimizer:
         config: rate, moments, decay, clipping, warm-up.
         decay: how the rate falls after warm-up.
         distributed: share masters and moments over the ranks that hold the same weights.
-        initial_loss_scale: first factor on an fp16 model's loss; doubled after 1,000 good steps, halved after a bad one.
+        initial_loss_scale: first factor on an fp16 model's loss; doubled after 1,000 good steps, halved by a bad one.
     """
 
     def __init__(

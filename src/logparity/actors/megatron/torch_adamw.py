@@ -30,16 +30,14 @@ def make_checkpointable(optimizer: Any) -> None:
 
 
 def _keeping_steps(part: Any) -> Any:
-    """The distributed optimizer's setter of loaded state, for a state that has a step, which was loaded before.
-
-    It was loaded as one tensor for all parameters, which every parameter's update would count up.
-    """
+    """The distributed optimizer's setter of loaded state, for a state that has a step."""
     inner = part._set_main_param_and_optimizer_states
 
     def set_states(model_param: Parameter, tensors: Mapping[str, Tensor]) -> None:
         group, order = part.model_param_group_index_map[model_param]
         main = part.optimizer.param_groups[group]["params"][order]
         state = part.optimizer.state[main]
+        # Loaded before, as one tensor for all parameters, which every parameter's update would count up.
         state["step"] = state["step"].clone()
         inner(model_param, {"step": state["step"], **tensors})
 

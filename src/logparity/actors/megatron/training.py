@@ -64,8 +64,10 @@ class PolicyLoss:
         return loss, (loss.detach(), metrics)
 
     def _loss(self, output: Tensor, batch: MicroBatch, metrics: dict[str, Any]) -> Tensor:
+        # Combined 1F1B reads the gradient off a detached alias of the logits, which must not be written over.
+        in_place = not self._model.config.overlap_moe_expert_parallel_comm
         log_probs, entropy = response_scores(
-            output, batch, self._model.vocabulary, self._objective.entropy, in_place=not self.fp32_output
+            output, batch, self._model.vocabulary, self._objective.entropy, in_place=in_place
         )
         tokens = TokenTensors(
             log_probs=log_probs,

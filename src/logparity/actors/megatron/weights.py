@@ -127,7 +127,7 @@ def each_weight(
 def _whole(
     placed: Placed | None, groups: ParallelGroups, stage: int, value_of: Callable[[Parameter], Tensor | None]
 ) -> list[tuple[str, Tensor]]:
-    """One parameter of one stage, on all ranks: gathered over its shards, then over experts, then sent to all stages."""
+    """One parameter of one stage, on all ranks: gathered over shards, then over experts, then sent to all stages."""
     parts: dict[str, Tensor] = {}
     if placed is not None:
         value = value_of(placed.parameter)

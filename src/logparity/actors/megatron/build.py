@@ -139,7 +139,8 @@ def _mark_shards(model: MegatronModel) -> None:
 
 
 def _precision(model: GPTModel, config: TransformerConfig) -> torch.nn.Module:
-    return Float16Module(config, model) if config.bf16 or config.fp16 else model
+    wrapped: torch.nn.Module = Float16Module(config, model) if config.bf16 or config.fp16 else model
+    return wrapped
 
 
 def _with_gradients(

@@ -57,7 +57,7 @@ def model_precision_node(base: type[Any]) -> type[Any]:
         A subclass.
     """
 
-    class ModelPrecisionNode(base):
+    class ModelPrecisionNode(base):  # type: ignore[misc]
         """Runs the base's forward on a model whose output is kept aside."""
 
         def forward_impl(self, hidden_states: Tensor) -> Tensor:

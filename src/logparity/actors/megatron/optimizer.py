@@ -128,7 +128,7 @@ class ShardedOptimizer:
     def zero_grad(self) -> None:
         """Drop all gradients."""
         for chunk in self._model.chunks:
-            chunk.zero_grad_buffer()
+            chunk.zero_grad_buffer()  # type: ignore[operator]
         self.megatron.zero_grad()
 
     @torch.no_grad()
@@ -228,7 +228,7 @@ _SHARDING = "fully_reshardable"
 
 def _buffers(model: MegatronModel) -> Iterator[Tensor]:
     for chunk in model.chunks:
-        for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+        for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):  # type: ignore[misc]
             yield buffer.grad_data
 
 

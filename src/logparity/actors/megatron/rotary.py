@@ -25,7 +25,7 @@ class FolderRotary(RotaryEmbedding):  # type: ignore[misc]
 
     def __init__(self, inv_freq: Tensor, **settings: Any) -> None:
         super().__init__(**settings)
-        self.inv_freq = inv_freq.to(self.inv_freq.device)
+        self.inv_freq: Tensor = inv_freq.to(self.inv_freq.device)
 
     def get_rotary_seq_len(
         self,

@@ -152,7 +152,7 @@ class GroupedHeads:
         """Query, key, and value rows taken apart again."""
         whole = self._by_group(torch.cat(list(shards)))
         rows = whole.shape[1] - 2 * self.head_size
-        parts = whole.split([rows, self.head_size, self.head_size], dim=1)
+        parts = torch.split(whole, [rows, self.head_size, self.head_size], dim=1)
         return {name: part.flatten(0, 1) for name, part in zip(self.names, parts, strict=True)}
 
     def _by_group(self, rows: Tensor) -> Tensor:

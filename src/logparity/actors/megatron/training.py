@@ -69,11 +69,12 @@ class PolicyLoss:
         log_probs, entropy = response_scores(
             output, batch, self._model.vocabulary, self._objective.entropy, in_place=in_place
         )
+        signals: dict[str, Any] = {name: _pick(values, batch) for name, values in self._signals.items()}
         tokens = TokenTensors(
             log_probs=log_probs,
             entropy=entropy,
             **_common(batch, self._model),
-            **{name: _pick(values, batch) for name, values in self._signals.items()},
+            **signals,
         )
         loss, found = self._objective(tokens, self._denominators)
         metrics.update(found)

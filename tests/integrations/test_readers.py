@@ -201,7 +201,7 @@ def test_one_value_too_many_is_named(tmp_path: Path, truth) -> None:
         "loss_masks": [m.astype(int).tolist() for m in truth["mask"]],
     }
     torch.save(data, tmp_path / "d.pt")
-    with pytest.raises(InputError, match="One value more.*end token"):
+    with pytest.raises(InputError, match=r"One value more.*end token"):
         only(tmp_path / "d.pt")
 
 

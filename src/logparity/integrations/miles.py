@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from logparity.integrations.miles_batch import flat_pairs, sample_pairs
 from logparity.integrations.rebind import Replaced, rebind
-from logparity.integrations.step_probe import StepProbe
+from logparity.integrations.step_probe import HostBatch, StepProbe
 from logparity.probe.config import ProbeConfig
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def rollout_data_postprocess(args: Any, rollout_id: int | None = None, rollout_d
     if rollout_data is None:
         probe.say("empty", "this host calls the hook without data: use --custom-tis-function-path observe_tis")
         return
-    _tell(probe.observe(lambda: sample_pairs(rollout_data), step=rollout_id), rollout_id)
+    _tell(probe.observe(lambda: HostBatch(sample_pairs(rollout_data)), step=rollout_id or 0), rollout_id)
 
 
 def observe_tis(

@@ -89,7 +89,7 @@ class ProbeMixin:
         rows, self._logparity_rows = self._logparity_rows, StepRows()
         if rows.step is not None:
             # The step that the optimiser is about to finish: TRL logs it under the number after.
-            self._logparity_waiting.append(self._logparity.observe(rows.pairs, step=rows.step + 1))
+            self._logparity_waiting.append(self._logparity.observe(rows.batch, step=rows.step + 1))
 
 
 def with_probe(trainer: type, config: ProbeConfig | None = None, *, save_dir: str | Path | None = None) -> type:
@@ -195,8 +195,11 @@ def _of_rank(config: ProbeConfig, folder: Path | None) -> ProbeConfig:
     import os
     from dataclasses import replace
 
+    rank = int(os.environ.get("RANK", "0"))
+    if config.run_dir is not None:  # the store knows ranks
+        return replace(config, enabled=True, save_dir=folder, rank=rank)
     if folder is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        folder = folder / f"rank{os.environ.get('RANK', '0')}"
+        folder = folder / f"rank{rank}"
     return replace(config, enabled=True, save_dir=folder)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from logparity.integrations.step_probe import HostBatch
 from logparity.probe.arrays import as_float32, as_mask
 from logparity.probe.pairs import TokenPairs
 
@@ -49,19 +50,20 @@ class StepRows:
         self.step = step
         self._parts.append(part)
 
-    def pairs(self) -> TokenPairs:
+    def batch(self) -> HostBatch:
         """All rows, padded to the widest micro-batch."""
         width = max(part.mask.shape[1] for part in self._parts)
 
         def stacked(arrays: Sequence[Any]) -> Any:
             return np.concatenate([np.pad(a, ((0, 0), (0, width - a.shape[1]))) for a in arrays])
 
-        return TokenPairs(
+        pairs = TokenPairs(
             rollout_log_probs=stacked([part.rollout_log_probs for part in self._parts]),
             old_log_probs=stacked([part.old_log_probs for part in self._parts]),
             mask=stacked([part.mask for part in self._parts]),
             mask_name="completion_mask",
         )
+        return HostBatch(pairs)
 
 
 def merge_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -71,15 +73,17 @@ def merge_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
         steps: metrics by name, one mapping a step.
 
     Returns:
-        Maxima of names that end in ``_max``, sums of token counts, the last value of grid cells and of running counts,
-        means of everything else.
+        Maxima of names that end in ``_max``, minima of ``_min``, sums of token counts, the last value of grid cells
+        and of running counts, means of everything else.
     """
     merged: dict[str, float] = {}
     for name in dict.fromkeys(name for step in steps for name in step):
         values = [step[name] for step in steps if name in step]
         if name.endswith("_max"):
             merged[name] = max(values)
-        elif name.endswith("tokens"):
+        elif name.endswith("_min"):
+            merged[name] = min(values)
+        elif name.endswith(("tokens", "/sequences")):
             merged[name] = sum(values)
         elif name.startswith(("training/rollout_probs_diff/", "probe/")):
             merged[name] = values[-1]

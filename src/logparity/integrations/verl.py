@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from logparity.errors import InputError
 from logparity.integrations.rebind import Replaced, rebind
 from logparity.probe.verl_api import calculate_debug_metrics, calculate_token_level_prob_diff
 
@@ -25,14 +26,20 @@ def logprobs_from_logits(logits: Tensor, labels: Tensor, inplace_backward: bool 
     Args:
         logits: ``[.., V]``.
         labels: int64 ``[..]``.
-        inplace_backward: let backward overwrite the logits. Unlike verl's, only where the caller says so.
+        inplace_backward: let backward overwrite the logits. Unlike verl's, only where the caller says so, and where it
+            can be seen that nobody else needs them.
 
     Returns:
         Log-probs ``[..]``, nats.
     """
     from logparity.integrations.scores import scores
 
-    return scores(logits, labels, grad_into_logits=inplace_backward and logits.requires_grad)[0]
+    if inplace_backward:
+        try:
+            return scores(logits, labels, grad_into_logits=True)[0]
+        except InputError:  # logits that somebody else needs: verl says so of all that it computes no entropy from
+            pass
+    return scores(logits, labels)[0]
 
 
 def entropy_from_logits(logits: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from logparity.errors import InputError
+from logparity.integrations.step_probe import HostBatch
 from logparity.probe.pairs import PROVIDED_BY, TokenPairs, missing_entries, read_batch
 
 _FRAMES = 6
@@ -59,15 +60,15 @@ def find_caller(trainer: Any, frame: FrameType) -> Caller:
     return Caller(trainer)
 
 
-def pairs_of(data: Any, caller: Caller) -> TokenPairs:
-    """The two sides of verl's batch, padding rows left out.
+def batch_of(data: Any, caller: Caller) -> HostBatch:
+    """The two sides of verl's batch, its entropy and ids where it has them, padding rows left out.
 
     Args:
         data: verl's ``DataProto``.
         caller: who called.
 
     Returns:
-        The pairs, with keys: ``{uid}_{session}_{i}`` from V1; ``{uid}_{n}``, the n-th row of that uid, from V0.
+        The batch, with keys: ``{uid}_{session}_{i}`` from V1; ``{uid}_{n}``, the n-th row of that uid, from V0.
 
     Raises:
         InputError: an entry is missing, or the keys do not fit the rows.
@@ -81,7 +82,21 @@ def pairs_of(data: Any, caller: Caller) -> TokenPairs:
     if keys is not None and len(keys) != rows:
         raise InputError(f"keys: expected {rows}, one per row of the batch, got {len(keys)}.")
     real = np.ones(rows, np.bool_) if caller.padding is None else ~np.asarray(caller.padding, np.bool_)
-    return _select(pairs, np.flatnonzero(real), keys)
+    chosen = np.flatnonzero(real)
+    return HostBatch(
+        pairs=_select(pairs, chosen, keys),
+        entropy=_rows(data, "entropy", pairs.mask.shape, chosen),
+        token_ids=_rows(data, "responses", pairs.mask.shape, chosen),
+    )
+
+
+def _rows(data: Any, name: str, shape: tuple[int, ...], rows: NDArray[np.int64]) -> Any:
+    value = data.batch.get(name, None)
+    if value is None or tuple(value.shape) != shape:
+        return None
+    if hasattr(value, "detach"):
+        value = (value.float() if value.is_floating_point() else value).detach().cpu().numpy()
+    return value[rows]
 
 
 def _uid_keys(data: Any) -> tuple[str, ...] | None:
@@ -106,4 +121,4 @@ def _select(pairs: TokenPairs, rows: NDArray[np.int64], keys: tuple[str, ...] | 
     )
 
 
-__all__ = ["Caller", "find_caller", "find_trainer", "pairs_of"]
+__all__ = ["Caller", "batch_of", "find_caller", "find_trainer"]

@@ -65,14 +65,14 @@ class VerlHook:
         Returns:
             Metrics to add; empty where the comparison is off.
         """
-        from logparity.integrations.verl_batch import find_caller, find_trainer, pairs_of
+        from logparity.integrations.verl_batch import batch_of, find_caller, find_trainer
 
         found = find_trainer(frame)
         if found is None or not enabled(found[0].config):
             return {}
         trainer = found[0]
         return self._probe(trainer).observe(
-            lambda: pairs_of(data, find_caller(*found)),
+            lambda: batch_of(data, find_caller(*found)),
             step=int(trainer.global_steps),
             sub_step=int(getattr(trainer, "local_trigger_step", 0) or 0),
         )
@@ -87,7 +87,8 @@ class VerlHook:
         if found := obstacles(config):
             self._warn(f"the token-level comparison has nothing to compare: {'; '.join(found)}.")
             return
-        files = f"files in {asked.save_dir}" if asked.save_dir else "no files"
+        folders = [str(folder) for folder in (asked.save_dir, asked.run_dir) if folder]
+        files = f"files in {' and '.join(folders)}" if folders else "no files"
         logger.info(
             "logparity: token-level comparison on, every step; grid of %d samples x %d positions, %s.",
             asked.sample_max_print,

@@ -16,7 +16,8 @@ SWITCH = "enable_token_level_prob_diff"
 SAVE_DIR = "prob_diff_save_dir"
 TOKENS = "prob_diff_token_max_print"
 SAMPLES = "prob_diff_sample_max_print"
-KEYS = (SWITCH, SAVE_DIR, TOKENS, SAMPLES)
+RUN_DIR = "prob_diff_run_dir"
+KEYS = (SWITCH, SAVE_DIR, TOKENS, SAMPLES, RUN_DIR)
 
 
 def lookup(config: Any, path: str) -> Any:
@@ -49,12 +50,10 @@ def settings(config: Any) -> ProbeConfig:
     """
     from logparity.probe.config import ProbeConfig
 
-    folder = lookup(config, f"trainer.{SAVE_DIR}")
-    if folder is not None and not isinstance(folder, str):
-        raise ConfigError(f"trainer.{SAVE_DIR}: expected a folder or null, got {folder!r}.")
     return ProbeConfig(
         enabled=enabled(config),
-        save_dir=Path(folder) if folder else None,
+        save_dir=_folder(config, SAVE_DIR),
+        run_dir=_folder(config, RUN_DIR),
         token_max_print=_size(config, TOKENS, 10),
         sample_max_print=_size(config, SAMPLES, 8),
     )
@@ -86,6 +85,13 @@ def obstacles(config: Any) -> list[str]:
             "two sides are one: set it to False"
         )
     return found
+
+
+def _folder(config: Any, key: str) -> Path | None:
+    value = lookup(config, f"trainer.{key}")
+    if value is not None and not isinstance(value, str):
+        raise ConfigError(f"trainer.{key}: expected a folder or null, got {value!r}.")
+    return Path(value) if value else None
 
 
 def _size(config: Any, key: str, default: int) -> int:

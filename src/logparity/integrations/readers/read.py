@@ -25,8 +25,8 @@ def read_dumps(source: str | Path, *, max_bytes: int = MAX_BYTES) -> Iterator[To
     """Read both sides of every step that a file or folder holds.
 
     Args:
-        source: an ``.npz``, ``.jsonl`` (one sequence a line), ``.parquet`` or ``.pt`` file; a folder of ``.npy`` arrays;
-            or a folder of such files, read in the order of their names, however deep.
+        source: an ``.npz``, ``.jsonl`` (one sequence a line), ``.parquet`` or ``.pt`` file; a folder of
+            ``.npy`` arrays, or of such files, read in the order of their names, however deep.
         max_bytes: bytes that one file may take, on disk and in memory.
 
     Yields:

@@ -15,6 +15,7 @@ from rich.console import Console
 from logparity import __version__
 from logparity.cli.analyze import analyze
 from logparity.cli.doctor import doctor
+from logparity.cli.export import export
 from logparity.cli.plan import plan
 from logparity.cli.report import report
 from logparity.cli.score import score
@@ -30,7 +31,7 @@ app = App(
     version=__version__,
     result_action="return_value",
 )
-for command in (train, score, analyze, report, plan, doctor):
+for command in (train, score, analyze, export, report, plan, doctor):
     app.command(command)
 
 

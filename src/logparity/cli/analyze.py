@@ -18,7 +18,11 @@ from rich.table import Table
 from logparity.cli.plain_text import cell, plain
 from logparity.errors import MissingDependencyError, RunFolderError
 from logparity.probe.analysis import Analysis, StepAnalysis, Summary, analyze_folder
+from logparity.probe.measured import MeasuredRun, measured_run
+from logparity.probe.store.folder import is_store
+from logparity.probe.store.reader import open_run
 
+_DUMPS = (".npz", ".jsonl", ".parquet", ".pt")
 _SHOWN_STEPS = 20
 _SHOWN_SAMPLES = 8
 
@@ -31,23 +35,26 @@ def analyze(
     positions: int = 12,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
-    """Analyse the probability differences that the probe saved.
+    """Analyse what the probe saved, or what another tool dumped.
 
-    Reads every pair prob_diff_step_N.npy / prob_mask_step_N.npy of a folder. Each value is |p_rollout - p_train| of one
-    response token: how far the trainer's probability is from the one the rollout engine sampled with. Prints count,
-    mean, standard deviation, percentiles and maximum over all valid tokens, by step, by response position and by
-    sample, and draws them into one PNG.
+    Takes the probe's run folder (run_dir), a folder of its pairs prob_diff_step_N.npy / prob_mask_step_N.npy
+    (save_dir), or a file or folder with both log-probs of every token (npz, jsonl, parquet, pt).
+
+    Of pairs, each value is |p_rollout - p_train| of one response token: how far the trainer's probability is from the
+    one the rollout engine sampled with. Prints count, mean, standard deviation, percentiles and maximum over all valid
+    tokens, by step, by response position and by sample, and draws them into one PNG. Everything else holds log-probs
+    as well: it gives the full set of metrics, groups, census and worst tokens, and an HTML page.
 
     How to read it: two healthy bf16 engines differ by some thousandths on average, with single tokens above 0.1. A mean
     that grows from step to step, or with the position, is a fault; a mean above 0.01 deserves a look.
 
-    Examples: `logparity analyze runs/demo/prob_diff`, or for a script
+    Examples: `logparity analyze runs/demo/prob_diff`, `logparity analyze dump.npz`, or for a script
     `logparity analyze runs/demo/prob_diff --json | jq .summary.mean`.
 
     Args:
-        folder: the probe's save_dir.
-        out: PNG to write; by default FOLDER_analysis.png beside the folder.
-        plot: draw the PNG (needs the extra: pip install "logparity[plot]").
+        folder: the probe's run_dir or save_dir, or a dump.
+        out: PNG (pairs) or HTML page (all else) to write; by default FOLDER_analysis.png or .html beside the folder.
+        plot: write it (the PNG needs the extra: pip install "logparity[plot]").
         positions: rows of the table by response position; a row covers a range where the response is longer.
         as_json: print one JSON object in place of tables; draws only where --out is given.
 
@@ -57,6 +64,8 @@ def analyze(
     Raises:
         MissingDependencyError: --out is given and matplotlib is not installed.
     """
+    if not _holds_pairs(folder):
+        return _analyze_run(folder, out, plot, as_json)
     analysis = analyze_folder(folder)
     if as_json:
         if out is not None:
@@ -75,6 +84,35 @@ def analyze(
                 raise
             console.print(f"No plot: {plain(error)}", markup=False, highlight=False, soft_wrap=True)
     return 0
+
+
+def _holds_pairs(path: Path) -> bool:
+    """Whether pairs are wanted: they are there, or nothing else is, and their reader says best what is missing."""
+    if path.is_file() or is_store(path):
+        return False
+    return any(path.glob("prob_diff*.npy")) or not any(p.suffix in _DUMPS and p.is_file() for p in path.rglob("*"))
+
+
+def _analyze_run(path: Path, out: Path | None, page: bool, as_json: bool) -> int:
+    from logparity.cli.analyze_run import print_run, run_as_json
+    from logparity.report.run_page import write_run_page
+
+    run = measured_run(open_run(path)) if is_store(path) else _measure_dumps(path)
+    if as_json:
+        sys.stdout.write(json.dumps(run_as_json(run), allow_nan=False) + "\n")
+    else:
+        print_run(Console(), run)
+    if out is not None or (page and not as_json):
+        target = write_run_page(run, out or path.resolve().with_name(f"{path.resolve().name}_analysis.html"))
+        if not as_json:
+            Console().print(f"Page: {plain(target)}", markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def _measure_dumps(path: Path) -> MeasuredRun:
+    from logparity.integrations.measure import measure_dumps
+
+    return measure_dumps(path)
 
 
 def _draw(analysis: Analysis, path: Path) -> None:

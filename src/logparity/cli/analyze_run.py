@@ -29,12 +29,10 @@ _OVERALL = (
 _BY_STEP = {
     "tokens": "mismatch/tokens",
     "mean |dp|": "mismatch/prob_diff_mean",
-    "p99 |dp|": "mismatch/prob_diff_p99",
     "mean |L|": "mismatch/log_ratio_abs_mean",
     "p99 |L|": "mismatch/log_ratio_abs_p99",
     "k3": "mismatch/k3",
     "ess": "mismatch/ess",
-    "left out": "mismatch/excluded_tokens",
 }
 
 

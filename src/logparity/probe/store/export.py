@@ -64,12 +64,7 @@ def export_run(run: ProbeRun, what: Export, out: Path) -> int:
         elif suffix == ".csv" and what not in (Export.SAMPLES, Export.TOKENS, Export.PAIRS):
             count = _write_csv(_rows(run, what), out)
         else:
-            expected = (
-                "a folder" if what is Export.PAIRS else "a .jsonl file or a folder" if _has_arrays(what) else None
-            )
-            raise InputError(
-                f"{out.name}: expected {expected or 'a .csv or .jsonl file'} for {what.value}, got another."
-            )
+            raise InputError(f"{out.name}: expected {_places(what)} for {what.value}, got another kind of file.")
     except OSError as error:
         raise RunFolderError(f"{out}: expected a place to write to, got {error}.") from error
     if not count:

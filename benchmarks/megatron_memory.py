@@ -87,7 +87,7 @@ def _call(folder: Path, task: str, way: str) -> Callable[[int], object]:
     wide = way != "model"
 
     def run(tokens: int) -> object:
-        batch = _batch(tokens)
+        batch = one_long_sequence(tokens)
         batches = engine.micro_batches(batch.tokens)
         if task == "score":
             if not wide:
@@ -120,7 +120,8 @@ def _plain_loss(output: Any, batch: Any) -> Any:
     return loss, (loss.detach(), {})
 
 
-def _batch(tokens: int) -> Any:
+def one_long_sequence(tokens: int) -> Any:
+    """A training batch of one sequence with a prompt of one token."""
     import numpy as np
 
     from logparity.records import TokenBatch, TrainingBatch

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from logparity.errors import InputError
 from logparity.probe.metrics.bins import FIXED_GROUPS, labels_of
 from logparity.probe.metrics.census import Census
 from logparity.probe.metrics.exact_sums import ExactSums
 from logparity.probe.metrics.groups import GroupTable, LabelledTable, table_from_json, table_to_json
 from logparity.probe.metrics.sequences import SequenceSums
 from logparity.probe.metrics.tokens import TokenSums
+
+_LARGEST_LIMIT = 1 << 16
+"""Labels per group key that a stored unit may ask memory for."""
 
 
 class UnitMetrics:
@@ -95,7 +99,10 @@ class UnitMetrics:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> UnitMetrics:
         """The measurements whose `to_json` this is."""
-        unit = cls(int(data["group_limit"]))
+        limit = int(data["group_limit"])
+        if not 1 <= limit <= _LARGEST_LIMIT:
+            raise InputError(f"group_limit: expected 1 to {_LARGEST_LIMIT}, got {limit}.")
+        unit = cls(limit)
         unit.tokens = TokenSums.from_json(data["tokens"])
         unit.sequences = SequenceSums.from_json(data["sequences"])
         unit.census = Census.from_json(data["census"])

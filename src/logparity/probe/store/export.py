@@ -6,7 +6,7 @@ import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +99,12 @@ def _rows(run: ProbeRun, what: Export) -> Iterator[dict[str, Any]]:
 
 def _write_jsonl(rows: Iterable[Mapping[str, Any]], out: Path) -> int:
     count = 0
+    rows = iter(rows)
+    first = next(rows, None)
+    if first is None:  # nothing is written, and what is there stays
+        return 0
     with atomic_file(out) as file:
-        for row in rows:
+        for row in chain([first], rows):
             file.write(json.dumps(_plain(row), allow_nan=False).encode() + b"\n")
             count += 1
     return count
@@ -108,6 +112,8 @@ def _write_jsonl(rows: Iterable[Mapping[str, Any]], out: Path) -> int:
 
 def _write_csv(rows: Iterable[Mapping[str, Any]], out: Path) -> int:
     found = list(rows)  # the columns are known only when all rows are
+    if not found:
+        return 0
     columns = list(dict.fromkeys(name for row in found for name in row))
     with atomic_file(out) as binary:
         lines = csv.writer(_Encoded(binary), lineterminator="\n")

@@ -125,8 +125,8 @@ class ProbeRun:
     def rows(self, tier: Tier) -> Iterator[dict[str, Any]]:
         """Rows of a tier, one at a time, by step and rank."""
         for unit in self.units:
-            for batch in self._batches(unit, tier):
-                yield from batch.to_pylist()
+            for rows in self._batches(unit, tier):
+                yield from rows
 
     def worst_tokens(self, limit: int = 32) -> list[dict[str, Any]]:
         """The tokens with the largest ``|log_ratio|`` of the whole run."""
@@ -165,24 +165,24 @@ class ProbeRun:
         return connection.sql(sql)
 
     def _measured(self, unit: StoredUnit) -> UnitMetrics | None:
-        for batch in self._batches(unit, Tier.SUMMARY):
+        for rows in self._batches(unit, Tier.SUMMARY):
             try:
-                return read_state(batch.column("state")[0].as_py())
+                return read_state(rows[0]["state"] or b"")
             except InputError as error:
                 self.notes.append(f"{unit.files[Tier.SUMMARY].name} of rank {unit.rank}: {error}")
         return None
 
-    def _batches(self, unit: StoredUnit, tier: Tier) -> Iterator[pa.RecordBatch]:
+    def _batches(self, unit: StoredUnit, tier: Tier) -> Iterator[list[dict[str, Any]]]:
         path = unit.files.get(tier)
         if path is None:
             return
         try:
-            with pq.ParquetFile(path) as file:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 found = (file.schema_arrow.metadata or {}).get(VERSION_KEY)
                 if found != str(STORE_VERSION).encode() or file.schema_arrow.names != SCHEMAS[tier].names:
                     raise InputError(f"expected the columns of version {STORE_VERSION}, got others")
-                yield from file.iter_batches(batch_size=256)
-        except (OSError, pa.ArrowException, InputError) as error:
+                yield from (batch.to_pylist() for batch in file.iter_batches(batch_size=256) if batch.num_rows)
+        except (OSError, pa.ArrowException, ArithmeticError, ValueError) as error:  # text that is no UTF-8 among them
             self.notes.append(f"{path.relative_to(self.path)}: skipped, {error}")
 
 
@@ -253,7 +253,7 @@ def _units(run: Path, place: Path, rank: int, attempt: int, verify: bool, notes:
                 tuple(map(str, marker.get("alarms", ()))),
                 int(marker.get("dropped_calls", 0)),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             notes.append(f"{marker_path.relative_to(run)}: skipped, {type(error).__name__} {error}")
             continue
         yield unit

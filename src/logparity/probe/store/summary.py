@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from logparity.errors import InputError
+from logparity.probe.metrics.catalog import metrics_of
 from logparity.probe.metrics.histogram import SizeHistogram, lower_edges
 from logparity.probe.metrics.unit import UnitMetrics
 from logparity.probe.store.schemas import SUMMARY
@@ -70,8 +71,15 @@ def read_state(state: bytes) -> UnitMetrics:
         text = unpacker.decompress(state, _LARGEST_STATE)
         if unpacker.unconsumed_tail:
             raise InputError(f"state: expected at most {_LARGEST_STATE} bytes, got more.")
-        return UnitMetrics.from_json(json.loads(text))
-    except (zlib.error, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        unit = UnitMetrics.from_json(json.loads(text))
+        # What is damaged shows when it is used: used here, it costs this unit; later, the whole run.
+        trial = UnitMetrics()
+        trial.merge(unit)
+        metrics_of(trial), trial.group_rows()
+        return unit
+    except (zlib.error, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError) as error:
+        raise InputError(f"state: expected the measurements of a unit, got something else ({error}).") from error
+    except ValueError as error:
         raise InputError(f"state: expected the measurements of a unit, got something else ({error}).") from error
 
 

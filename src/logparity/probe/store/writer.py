@@ -127,7 +127,7 @@ class RankWriter:
                 checked,
                 compression="zstd",
                 use_dictionary=[name for name in ("key", "group") if name in table.schema.names],
-                store_schema=True,
+                write_page_checksum=True,
             )
         unit.marker["files"][tier.value] = {"name": path.name, "bytes": checked.size, "crc32": checked.crc}
         unit.sizes[tier] = checked.size

@@ -1,4 +1,4 @@
-"""A rollout engine for verl: one transformers model in a Ray actor, one sequence at a time, weights pushed each step."""
+"""A rollout engine for verl: a transformers model in a Ray actor, one sequence at a time, weights pushed each step."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -18,7 +19,16 @@ import torch
 from logparity.actors.critic import HFCritic
 from logparity.actors.hf import HFActor
 from logparity.actors.optimizer import OptimizerConfig
-from logparity.losses import SFTObjective, ValueObjective
+from logparity.losses import (
+    CorrectionConfig,
+    GSPOConfig,
+    PolicyObjective,
+    RatioLevel,
+    ReductionConfig,
+    RejectionConfig,
+    SFTObjective,
+    ValueObjective,
+)
 from logparity.losses.base import Denominators, Metrics, TokenTensors
 from logparity.records import FloatArray, TokenBatch, ValueBatch
 from tests.support.megatron_truth import (
@@ -107,9 +117,11 @@ def _every_promise(rank: int, size: int, truth: Truth, critic: CriticTruth, fold
     _load_elsewhere(truth, groups, folder / "dp2 fp32", shared, dtype="float32", distributed_optimizer=True)
     _save(truth, groups, folder / "pp2", dtype="float32")
     release_groups()
-    groups = initialize_groups(ParallelSizes(context=2, context_layout="contiguous"))
-    _empty_ranks(truth, groups)
-    release_groups()
+    for layout in ("contiguous", "zigzag"):
+        groups = initialize_groups(ParallelSizes(context=2, context_layout=layout))
+        _empty_ranks(truth, groups)
+        _sequence_losses(truth, groups)
+        release_groups()
     return exported
 
 
@@ -394,6 +406,21 @@ def _load_elsewhere(truth: Truth, groups: Any, folder: Path, expected: list[Any]
         actor.load_checkpoint(folder / "nowhere")
 
 
+def _sequence_losses(truth: Truth, groups: Any) -> None:
+    """A loss with one ratio per sequence, whose tokens lie on two ranks, and a rejection of whole sequences."""
+    geometric = RejectionConfig(RatioLevel.GEOMETRIC, 0.9, 1.1)
+    objective = PolicyObjective(
+        surrogate=GSPOConfig(),
+        correction=CorrectionConfig(rejection=geometric),
+        reduction=ReductionConfig("sequence_mean_token_mean"),
+    )
+    alone = HFActor(truth.folder, objective, OPTIMIZER, device="cpu", dtype="float32")
+    expected = alone.train_step(truth.batch)
+    found = _make(truth, groups, objective, dtype="float32").train_step(truth.batch)
+    for name in expected:
+        assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+
+
 def _empty_ranks(truth: Truth, groups: Any) -> None:
     """One short response at the end of one sequence: some rank has no response token, or no sequence, and no harm."""
     rng = np.random.default_rng(3)
@@ -414,3 +441,21 @@ def _empty_ranks(truth: Truth, groups: Any) -> None:
         found = actor.train_step(replace(batch))
         assert found["actor/skipped_steps"] == 0
         assert found["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=bound)
+
+
+def test_a_rank_that_dies_ends_the_others_with_its_traceback(truth: Truth) -> None:
+    start = time.monotonic()
+    with pytest.raises(AssertionError, match=r"(?s)error-\d:.*RuntimeError: rank 1 dies on purpose"):
+        spawn(_die, 2, truth)
+    assert time.monotonic() - start < 60  # the group's own timeout
+
+
+def _die(rank: int, size: int, truth: Truth) -> None:
+    from logparity.actors.megatron import ParallelSizes, initialize_groups, training
+
+    def raising(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("rank 1 dies on purpose")
+
+    if rank == 1:
+        training.response_scores = raising
+    _make(truth, initialize_groups(ParallelSizes(tensor=2)), dtype="float32").train_step(truth.batch)

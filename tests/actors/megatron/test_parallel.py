@@ -26,6 +26,7 @@ TWO_RANKS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 FOUR_RANKS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "tp2 pp2": ("llama", {"tensor": 2, "pipeline": 2}, {"recompute_layers": True}),
+    "tp2 ep2": ("qwen3_moe", {"tensor": 2, "expert": 2, "sequence_parallel": True}, {"distributed_optimizer": True}),
     "tp2 cp2": ("qwen3", {"tensor": 2, "context": 2, "sequence_parallel": True}, {}),
 }
 BOUNDS = {"log_probs": 1e-5, "entropy": 1e-5, "gradient": 1e-5, "norm": 1e-5, "weights": 1e-6, "bfloat16": 1.0}

@@ -183,6 +183,11 @@ def _gather_rows(rows: Tensor, group: ProcessGroup) -> Tensor:
     return gathered
 
 
+# PyTorch 2.13 renamed them and warns of the old names.
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
 class _GatherRows(torch.autograd.Function):
     """Every rank's rows after each other; backward sums every rank's gradient of this rank's rows."""
 
@@ -190,13 +195,13 @@ class _GatherRows(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
         whole = rows.new_empty(rows.size(0) * group.size(), *rows.shape[1:])
-        dist.all_gather_into_tensor(whole, rows.contiguous(), group=group)
+        _ALL_GATHER(whole, rows.contiguous(), group=group)
         return whole
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         own = gradient.new_empty(gradient.size(0) // ctx.group.size(), *gradient.shape[1:])
-        dist.reduce_scatter_tensor(own, gradient.contiguous(), group=ctx.group)
+        _REDUCE_SCATTER(own, gradient.contiguous(), group=ctx.group)
         return own, None
 
 

@@ -73,12 +73,13 @@ class Family:
             InputError: heads, layers, or experts do not divide; says which.
         """
         stages = sizes.pipeline * sizes.virtual_pipeline
+        feed_forward = ("expert_tensor", sizes.expert_tensor) if self.experts else ("tensor", sizes.tensor)
         for what, count, name, size in (
             ("attention heads", self.heads, "tensor", sizes.tensor),
             ("key-value heads", self.groups, "tensor", sizes.tensor),
             ("layers", self.layers, "pipeline * virtual_pipeline", stages),
             ("experts", self.experts, "expert", sizes.expert),
-            ("columns of the feed-forward matrices", int(self.shape["ffn_hidden_size"]), "tensor", sizes.tensor),
+            ("columns of the feed-forward matrices", int(self.shape["ffn_hidden_size"]), *feed_forward),
         ):
             if count % size:
                 raise InputError(
@@ -131,6 +132,7 @@ class Family:
             virtual_pipeline_model_parallel_size=sizes.virtual_pipeline if sizes.virtual_pipeline > 1 else None,
             context_parallel_size=sizes.context,
             expert_model_parallel_size=sizes.expert,
+            expert_tensor_parallel_size=sizes.expert_tensor,
             sequence_parallel=sizes.sequence_parallel,
             # Micro-batches differ in length, so shapes are exchanged before each activation. Not when interleaved:
             # there two stages send both ways at once, and Megatron-Core mixes the two shapes (or, batched, the two

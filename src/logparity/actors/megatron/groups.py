@@ -31,7 +31,8 @@ class ParallelSizes:
         pipeline: stages that share the layers.
         virtual_pipeline: model chunks per stage; above 1 the schedule is interleaved.
         context: ranks that share the tokens of every sequence.
-        expert: ranks that share the experts of a mixture-of-experts model; taken out of the data-parallel ranks.
+        expert: ranks that share the experts of a mixture-of-experts model; taken out of a pipeline stage's ranks.
+        expert_tensor: ranks that share every matrix of an expert; above 1 needs NCCL.
         sequence_parallel: share the norms' activations over the tensor-parallel ranks as well.
         context_layout: how tokens are shared out over the context-parallel ranks.
 
@@ -44,12 +45,13 @@ class ParallelSizes:
     virtual_pipeline: int = 1
     context: int = 1
     expert: int = 1
+    expert_tensor: int = 1
     sequence_parallel: bool = False
     context_layout: ContextLayout = ContextLayout.ZIGZAG
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "context_layout", ContextLayout(self.context_layout))
-        for name in ("tensor", "pipeline", "virtual_pipeline", "context", "expert"):
+        for name in ("tensor", "pipeline", "virtual_pipeline", "context", "expert", "expert_tensor"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}: expected a parallel size >= 1, got {getattr(self, name)}.")
         if self.virtual_pipeline > 1 and self.pipeline == 1:
@@ -80,10 +82,10 @@ class ParallelSizes:
                 f"world size: expected a multiple of tensor * pipeline * context = {self.tensor} * {self.pipeline} * "
                 f"{self.context} = {model}, got {world}. Start that many ranks or change the parallel sizes."
             )
-        if (world // self.pipeline) % self.expert:
+        if (world // self.pipeline) % (self.expert * self.expert_tensor):
             raise InputError(
-                f"expert: expected a divisor of the {world // self.pipeline} ranks of a pipeline stage, got "
-                f"{self.expert}."
+                f"expert * expert_tensor: expected a divisor of the {world // self.pipeline} ranks of a stage, "
+                f"got {self.expert} * {self.expert_tensor}."
             )
         return world // model
 
@@ -168,6 +170,7 @@ def initialize_groups(sizes: ParallelSizes, *, seed: int = 1234) -> ParallelGrou
         virtual_pipeline_model_parallel_size=sizes.virtual_pipeline if sizes.virtual_pipeline > 1 else None,
         context_parallel_size=sizes.context,
         expert_model_parallel_size=sizes.expert,
+        expert_tensor_parallel_size=sizes.expert_tensor,
         create_gloo_process_groups=False,
     )
     model_parallel_cuda_manual_seed(seed, inference_rng_tracker=cpu.without_cuda(), force_reset_rng=True)

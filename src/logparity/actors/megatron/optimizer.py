@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -129,7 +131,8 @@ class ShardedOptimizer:
         """Drop all gradients."""
         for chunk in self._model.chunks:
             chunk.zero_grad_buffer()  # type: ignore[operator]
-        self.megatron.zero_grad()
+        with _megatron_calls():
+            self.megatron.zero_grad()
 
     @torch.no_grad()
     def set_master(self, parameter: Parameter, values: Tensor) -> None:
@@ -150,7 +153,7 @@ class ShardedOptimizer:
     def step(self) -> StepResult:
         """Clip and apply the gradients; where one is not finite on any rank, every rank leaves the weights alone."""
         bad = self._first_bad()
-        with cpu.megatron_calls():
+        with _megatron_calls():
             if bad is None:
                 self._schedule.step(1)
                 taken, norm, _ = self.megatron.step()
@@ -224,6 +227,14 @@ class ShardedOptimizer:
 
 _SHARDING = "fully_reshardable"
 """Optimizer state is stored in the shapes of the weights, so that another parallel layout can load it."""
+
+
+@contextmanager
+def _megatron_calls() -> Iterator[None]:
+    with warnings.catch_warnings(), cpu.megatron_calls():
+        # The distributed optimizer asks its shards, which are views, for a gradient that they do not have.
+        warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
+        yield
 
 
 def _buffers(model: MegatronModel) -> Iterator[Tensor]:

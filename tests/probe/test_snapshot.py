@@ -133,6 +133,13 @@ def test_versions_per_sample_and_per_token_give_a_lag() -> None:
     assert assemble(**rows, versions=[1, 3, 2]).lag is None
 
 
+def test_keys_that_no_file_can_hold_are_made_to_fit() -> None:
+    long = ["x" * 5000 + "a", "x" * 5000 + "b", "\ud800"]
+    keys = assemble(keys=long, rollout_log_probs=ROLLOUT, old_log_probs=TRAIN).keys
+    assert len(set(keys)) == 3
+    assert all(len(key.encode("utf-8")) <= 256 for key in keys)
+
+
 def test_a_row_of_two_lengths_goes_alone() -> None:
     batch = assemble(
         keys=["a", "b", "c"],

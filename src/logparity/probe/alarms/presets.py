@@ -46,7 +46,7 @@ PRESETS: Mapping[str, tuple[AlarmRule, ...]] = MappingProxyType(
                 1e-4,
                 source=_OWN,
             ),
-            AlarmRule("sanity.excluded", "mismatch/excluded_fraction", RuleKind.ABOVE, 0.01, source=_OWN),
+            AlarmRule("sanity.excluded", "mismatch/excluded_fraction", RuleKind.ABOVE, 0.001, source=_OWN),
         ),
     }
 )

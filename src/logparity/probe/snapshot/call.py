@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from logparity.probe.snapshot.capture import Kind, Reader, capture
 from logparity.probe.snapshot.ragged import Ragged, as_ragged
 from logparity.records import BoolArray, IntArray
 
+_LONGEST_NAME = 256
 _PER_TOKEN = {
     "rollout_log_probs": Kind.FLOAT,
     "old_log_probs": Kind.FLOAT,
@@ -64,10 +66,10 @@ class Call:
             int(step),
             int(sub_step),
             {name: capture(value, name, _PER_TOKEN[name]) for name, value in tokens.items() if value is not None},
-            None if keys is None else tuple(map(str, keys)),
+            None if keys is None else tuple(map(_name, keys)),
             None if versions is None else capture(versions, "versions", Kind.ID),
             None if train_version is None else int(train_version),
-            {str(group): tuple(map(str, labels)) for group, labels in (groups or {}).items()},
+            {_name(group): tuple(map(_name, labels)) for group, labels in (groups or {}).items()},
             None if lengths is None else capture(lengths, "lengths", Kind.ID),
         )
 
@@ -153,6 +155,14 @@ class Call:
                 f"versions: expected [{len(keep)}] or one per token ({rollout.layout}), got other lengths."
             )
         return self.train_version - per_token.values.astype(np.int64)
+
+
+def _name(value: object) -> str:
+    """The ``str`` of a key or label, as far as a file can hold it: valid UTF-8, and not longer than a name is."""
+    text = str(value).encode("utf-8", errors="replace").decode("utf-8")
+    if len(text) <= _LONGEST_NAME:
+        return text
+    return f"{text[: _LONGEST_NAME - 17]}~{blake2b(text.encode(), digest_size=8).hexdigest()}"
 
 
 def _aligned(parts: Mapping[str, Ragged], keys: tuple[str, ...]) -> tuple[BoolArray, tuple[Mismatch, ...]]:

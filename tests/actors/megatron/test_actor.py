@@ -40,6 +40,7 @@ from tests.support.megatron_truth import (
     training_batch,
 )
 from tests.support.spawn import spawn
+from tests.support.tiny_families import save_family
 
 pytestmark = pytest.mark.distributed
 
@@ -73,6 +74,7 @@ CRITIC_OPTIMIZER = OptimizerConfig(lr=1e-2, eps=1e-6)
 
 
 def test_promises(truth: Truth, critic_truth: CriticTruth, tmp_path: Path) -> None:
+    save_family(tmp_path / "other", "llama", hidden_size=64)
     exported = spawn(_every_promise, 2, truth, critic_truth, tmp_path)[0]
     trained = tmp_path / "trained"
     model = HFActor(truth.folder, device="cpu", dtype="float32")
@@ -390,6 +392,7 @@ def _masters_are_exact(truth: Truth, groups: Any, **settings: Any) -> None:
 
 def _load_elsewhere(truth: Truth, groups: Any, folder: Path, expected: list[Any], **settings: Any) -> None:
     """Saved under one layout, loaded under another: the same losses up to rounding."""
+    from logparity.actors.megatron import MegatronActor, MegatronConfig
     from logparity.errors import ModelError, RunFolderError
 
     actor = _make(truth, groups, OBJECTIVE, _TRAINED, **settings)
@@ -404,6 +407,13 @@ def _load_elsewhere(truth: Truth, groups: Any, folder: Path, expected: list[Any]
         actor.save_checkpoint(folder)
     with pytest.raises(ModelError, match="cannot be read"):
         actor.load_checkpoint(folder / "nowhere")
+    other = MegatronActor(folder.parent / "other", groups, OBJECTIVE, config=MegatronConfig(**settings))
+    before = {name: w.clone() for name, w in other.export_weights()}
+    with pytest.raises(
+        ModelError, match=r"belongs to another model: \S+: expected shape .*64.*, the checkpoint holds shape"
+    ):
+        other.load_checkpoint(folder)
+    assert _changed(other, before) == []
 
 
 def _sequence_losses(truth: Truth, groups: Any) -> None:

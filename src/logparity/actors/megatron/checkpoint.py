@@ -15,8 +15,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+from torch.distributed.checkpoint.api import CheckpointException
 
 from logparity.actors.megatron import cpu
 from logparity.errors import ModelError, RunFolderError
@@ -67,14 +69,18 @@ def load_checkpoint(folder: Path, model: MegatronModel, optimizer: ShardedOptimi
     """
     try:
         saved = dist_checkpointing.load_common_state_dict(str(folder))
+        _refuse_other_models(folder, model)
         wanted = _state(model, optimizer, loading=True)
         same = saved.get("layout") == _layout(model)
         if same:
             wanted["generators"] = _generators(model)
         with cpu.megatron_calls():
             state = dist_checkpointing.load(wanted, str(folder))
+    except CheckpointException as error:  # a BaseException, one cause per failed rank
+        cause = next(iter(error.failures.values()))[0]
+        raise ModelError(f"checkpoint {folder} does not fit this model: {_first_line(cause)}") from error
     except (OSError, RuntimeError, KeyError, dist_checkpointing.core.CheckpointingException) as error:
-        raise ModelError(f"checkpoint {folder} cannot be read: {str(error).strip().splitlines()[0]}") from error
+        raise ModelError(f"checkpoint {folder} cannot be read: {_first_line(error)}") from error
     for index, chunk in enumerate(model.bare):
         chunk.load_state_dict(state[f"model{index}"])
     optimizer.load_state_dict(state)
@@ -82,12 +88,38 @@ def load_checkpoint(folder: Path, model: MegatronModel, optimizer: ShardedOptimi
         _restore_generators(state["generators"])
 
 
-def _state(model: MegatronModel, optimizer: ShardedOptimizer, *, loading: bool) -> dict[str, Any]:
+def _weights(model: MegatronModel) -> dict[str, Any]:
     about = {"dp_cp_group": model.groups.dp_cp}
-    state: dict[str, Any] = {
-        f"model{index}": chunk.sharded_state_dict(metadata=about) for index, chunk in enumerate(model.bare)
-    }
+    return {f"model{index}": chunk.sharded_state_dict(metadata=about) for index, chunk in enumerate(model.bare)}
+
+
+def _state(model: MegatronModel, optimizer: ShardedOptimizer, *, loading: bool) -> dict[str, Any]:
+    state = _weights(model)
     return {**state, **optimizer.state_dict(state, loading=loading)}
+
+
+def _refuse_other_models(folder: Path, model: MegatronModel) -> None:
+    """Compare shapes before anything is loaded: a failed load leaves the weights half overwritten."""
+    stored = dist_checkpointing.load_tensors_metadata(str(folder))
+    problem = None
+    for wanted in nested_values(_weights(model)):
+        if not isinstance(wanted, ShardedTensor):
+            continue  # a gated pair, stored in two parts; the norms next to it have the model's shape as well
+        free = 1 if wanted.allow_shape_mismatch else 0  # a vocabulary may be padded differently
+        found = stored[wanted.key].global_shape if wanted.key in stored else None
+        if found is None or tuple(found[free:]) != tuple(wanted.global_shape[free:]):
+            shape = "nothing" if found is None else f"shape {tuple(found)}"
+            problem = f"{wanted.key}: expected shape {tuple(wanted.global_shape)}, the checkpoint holds {shape}"
+            break
+    problems: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(problems, problem)
+    for found_problem in problems:
+        if found_problem is not None:
+            raise ModelError(f"checkpoint {folder} belongs to another model: {found_problem}.")
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _layout(model: MegatronModel) -> dict[str, Any]:

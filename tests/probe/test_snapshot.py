@@ -11,17 +11,19 @@ import torch
 
 from logparity.errors import InputError
 from logparity.probe.snapshot.batch import CapturedBatch
+from logparity.probe.snapshot.buffers import BufferPool, Lease
 from logparity.probe.snapshot.call import Call
 
 ROLLOUT = [[-0.5, -1.5, -2.5], [-0.25], [-3.0, -4.0]]
 TRAIN = [[-0.5, -1.0, -2.0], [-0.75], [-3.5, -4.5]]
 MASK = [[1, 0, 1], [1], [1, 1]]
 IDS = [[5, 6, 7], [8], [9, 10]]
+POOL = BufferPool(4)
 
 
 def assemble(keys: Any = None, groups: Any = None, lengths: Any = None, **arguments: Any) -> CapturedBatch:
     versions, train_version = arguments.pop("versions", None), arguments.pop("train_version", None)
-    return Call.capture(0, 0, arguments, keys, versions, train_version, groups, lengths).assemble({})
+    return Call.capture(0, 0, arguments, keys, versions, train_version, groups, lengths, POOL).assemble({})
 
 
 def padded(rows: list[list[float]], fill: float) -> np.ndarray:
@@ -92,6 +94,7 @@ def test_a_copy_is_a_copy() -> None:
             None,
             None,
             None,
+            POOL,
         )
         for values in (rollout, train, mask):
             values[0][0] = 99
@@ -104,7 +107,9 @@ def test_a_copy_is_a_copy() -> None:
 def test_bool_and_int32_tensors_are_copied_too() -> None:
     mask, ids = torch.ones(1, 2, dtype=torch.bool), torch.tensor([[3, 4]], dtype=torch.int32)
     arguments = {"rollout_log_probs": -torch.ones(1, 2), "old_log_probs": -torch.ones(1, 2)}
-    call = Call.capture(0, 0, {**arguments, "response_mask": mask, "token_ids": ids}, None, None, None, None, None)
+    call = Call.capture(
+        0, 0, {**arguments, "response_mask": mask, "token_ids": ids}, None, None, None, None, None, POOL
+    )
     mask[:], ids[:] = False, 0
     batch = call.assemble({})
     assert batch.mask.all()
@@ -187,3 +192,19 @@ ONES = -np.ones((2, 3))
 def test_what_does_not_fit_together_is_refused_with_the_layout(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         assemble(**arguments)
+
+
+def test_memory_is_used_again_only_after_it_was_given_back() -> None:
+    pool, big = BufferPool(4), np.arange(1 << 17, dtype=np.float32).reshape(1, -1)
+    first, second = Lease(pool), Lease(pool)
+    one, two = (lease.array(big.shape, np.float32) for lease in (first, second))
+    one[:], two[:] = big, -big
+    np.testing.assert_array_equal(one, big)
+    place = one.__array_interface__["data"][0]
+    first.release()
+    first.release()
+    third = Lease(pool)
+    again = [third.array((1, big.size - k), np.float32) for k in range(2)]
+    assert again[0].__array_interface__["data"][0] == place
+    assert again[1].__array_interface__["data"][0] != place
+    np.testing.assert_array_equal(two, -big)

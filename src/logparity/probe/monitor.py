@@ -17,6 +17,7 @@ from logparity.probe.alarms.watch import Alarm
 from logparity.probe.config import ProbeConfig
 from logparity.probe.pairs import PROVIDED_BY
 from logparity.probe.pipeline import Pipeline
+from logparity.probe.snapshot.buffers import BufferPool
 from logparity.probe.snapshot.call import Call
 
 logger = logging.getLogger("logparity.probe")
@@ -46,6 +47,7 @@ class Probe:
         self._failed = self._dropped = self._dropped_since = 0
         self._error: BaseException | None = None
         self._closed = False
+        self._pool = BufferPool(5 * (config.queue_calls + 2))
 
     def __reduce__(self) -> tuple[type[Probe], tuple[ProbeConfig]]:
         return Probe, (self.config,)
@@ -110,7 +112,7 @@ class Probe:
             if self.config.background and self._queue.full():
                 self._drop()
                 return self._ready(step)
-            call = Call.capture(step, sub_step, tokens, keys, versions, train_version, groups, lengths)
+            call = Call.capture(step, sub_step, tokens, keys, versions, train_version, groups, lengths, self._pool)
             self._hand_over(call)
         except Exception as error:  # a monitor that stops the run it watches is worse than none
             self._fail(error, step)
@@ -179,7 +181,10 @@ class Probe:
             if job.call is None:
                 self._pipeline.finish()
             else:
-                self._pipeline.call(job.call, job.dropped)
+                try:
+                    self._pipeline.call(job.call, job.dropped)
+                finally:
+                    job.call.lease.release()
 
     def _work_on(self, job: _Job) -> None:
         try:

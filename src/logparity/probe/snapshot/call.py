@@ -11,6 +11,7 @@ import numpy as np
 
 from logparity.errors import InputError
 from logparity.probe.snapshot.batch import CapturedBatch, Mismatch
+from logparity.probe.snapshot.buffers import BufferPool, Lease
 from logparity.probe.snapshot.capture import Kind, Reader, capture
 from logparity.probe.snapshot.ragged import Ragged, as_ragged
 from logparity.records import BoolArray, IntArray
@@ -38,6 +39,7 @@ class Call:
         train_version: of the weights that scored.
         groups: group key to labels.
         lengths: copy of the lengths of packed rows.
+        lease: the memory of all copies; released when nobody reads them any more.
     """
 
     step: int
@@ -48,6 +50,7 @@ class Call:
     train_version: int | None
     groups: Mapping[str, tuple[str, ...]]
     lengths: Reader | None
+    lease: Lease
 
     @classmethod
     def capture(
@@ -60,17 +63,24 @@ class Call:
         train_version: int | None,
         groups: Mapping[str, Sequence[object]] | None,
         lengths: Any,
+        pool: BufferPool,
     ) -> Call:
         """Copy the arguments of a call; the only part that the trainer waits for."""
+        lease = Lease(pool)
         return cls(
             int(step),
             int(sub_step),
-            {name: capture(value, name, _PER_TOKEN[name]) for name, value in tokens.items() if value is not None},
+            {
+                name: capture(value, name, lease, _PER_TOKEN[name])
+                for name, value in tokens.items()
+                if value is not None
+            },
             None if keys is None else tuple(map(_name, keys)),
-            None if versions is None else capture(versions, "versions", Kind.ID),
+            None if versions is None else capture(versions, "versions", lease, Kind.ID),
             None if train_version is None else int(train_version),
             {_name(group): tuple(map(_name, labels)) for group, labels in (groups or {}).items()},
-            None if lengths is None else capture(lengths, "lengths", Kind.ID),
+            None if lengths is None else capture(lengths, "lengths", lease, Kind.ID),
+            lease,
         )
 
     def assemble(self, labels: Mapping[str, str]) -> CapturedBatch:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from logparity.errors import InputError
+from logparity.probe.snapshot.buffers import Lease
 
 Rows = list["NDArray[Any] | None"]
 """One 1-D array a row; None where the caller has nothing for it."""
@@ -31,12 +32,13 @@ class Kind(str, Enum):
     ID = "id"
 
 
-def capture(value: Any, name: str, kind: Kind = Kind.FLOAT) -> Reader:
+def capture(value: Any, name: str, lease: Lease, kind: Kind = Kind.FLOAT) -> Reader:
     """Copy a per-token argument.
 
     Args:
         value: array, tensor, nested tensor, or a sequence of numbers (or None), of rows, or of both libraries' arrays.
         name: what it is, for error messages.
+        lease: memory for the copy; what the returned function gives is good until it is released.
         kind: what it holds.
 
     Returns:
@@ -46,27 +48,27 @@ def capture(value: Any, name: str, kind: Kind = Kind.FLOAT) -> Reader:
         InputError: it is none of these.
     """
     if getattr(value, "is_nested", False):
-        return _nested(value, kind)
+        return _nested(value, lease, kind)
     if hasattr(value, "detach"):
-        return _tensor(value, kind)
+        return _tensor(value, lease, kind)
     if isinstance(value, np.ndarray):
-        copied = _copy(_numeric(value, name), kind)
+        copied = _copy(_numeric(value, name), lease, kind)
         return lambda: copied
     if hasattr(value, "__array__"):
         array = np.array(value)
         return lambda: _numeric(array, name)
     if isinstance(value, (list, tuple)):
-        return _sequence(value, name, kind)
+        return _sequence(value, name, lease, kind)
     raise InputError(
         f"{name}: expected an array, a tensor, a nested tensor, or a list of rows, got {type(value).__name__}."
     )
 
 
-def _sequence(value: Iterable[Any], name: str, kind: Kind) -> Reader:
+def _sequence(value: Iterable[Any], name: str, lease: Lease, kind: Kind) -> Reader:
     items = list(value)
     if items and all(item is None or isinstance(item, (int, float)) for item in items):
         return lambda: _numbers(items, name)
-    readers = [_row(item, f"{name}[{index}]", kind) for index, item in enumerate(items)]
+    readers = [_row(item, f"{name}[{index}]", lease, kind) for index, item in enumerate(items)]
 
     def read() -> Rows:
         return [None if reader is None else np.asarray(reader()) for reader in readers]
@@ -74,13 +76,13 @@ def _sequence(value: Iterable[Any], name: str, kind: Kind) -> Reader:
     return read
 
 
-def _row(item: Any, name: str, kind: Kind) -> Reader | None:
+def _row(item: Any, name: str, lease: Lease, kind: Kind) -> Reader | None:
     if item is None:
         return None
     if isinstance(item, (list, tuple)):
         numbers = list(item)
         return lambda: _numbers(numbers, name)
-    return capture(item, name, kind)
+    return capture(item, name, lease, kind)
 
 
 def _numbers(values: list[Any], name: str) -> NDArray[Any]:
@@ -90,34 +92,41 @@ def _numbers(values: list[Any], name: str) -> NDArray[Any]:
     return _numeric(np.asarray(values), name)
 
 
-def _nested(value: Any, kind: Kind) -> Reader:
+def _nested(value: Any, lease: Lease, kind: Kind) -> Reader:
     if hasattr(value, "offsets") and callable(value.offsets) and getattr(value, "lengths", lambda: None)() is None:
         try:
-            values, offsets = _tensor(value.values(), kind), _tensor(value.offsets(), Kind.ID)
+            values, offsets = _tensor(value.values(), lease, kind), _tensor(value.offsets(), lease, Kind.ID)
         except (RuntimeError, AttributeError):  # the strided layout has no offsets
             pass
         else:
             return lambda: list(np.split(np.asarray(values()), np.asarray(offsets())[1:-1]))
-    rows = [_tensor(row, kind) for row in value.unbind()]
+    rows = [_tensor(row, lease, kind) for row in value.unbind()]
     return lambda: [np.asarray(row()) for row in rows]
 
 
-def _copy(array: NDArray[Any], kind: Kind) -> NDArray[Any]:
+def _copy(array: NDArray[Any], lease: Lease, kind: Kind) -> NDArray[Any]:
     if kind is Kind.MASK:
-        mask: NDArray[Any] = array != 0
+        mask = lease.array(array.shape, np.bool_)
+        np.not_equal(array, 0, out=mask)
         return mask
-    return array.astype(np.int32) if kind is Kind.ID and array.dtype.kind in "iu" else array.copy()
+    dtype = np.dtype(np.int32) if kind is Kind.ID and array.dtype.kind in "iu" else array.dtype
+    copied = lease.array(array.shape, dtype)
+    np.copyto(copied, array, casting="unsafe")
+    return copied
 
 
-def _tensor(tensor: Any, kind: Kind) -> Reader:
-    source = tensor.detach()
-    if hasattr(source, "to_local"):  # a distributed tensor: what this rank holds, without a collective
-        source = source.to_local()
-    tensor = source.bool() if kind is Kind.MASK else source.int() if kind is Kind.ID else source
-    if tensor.device.type == "cpu":
-        copied = tensor.clone() if tensor is source else tensor
-        return lambda: _numpy(copied)
+def _tensor(tensor: Any, lease: Lease, kind: Kind) -> Reader:
+    tensor = tensor.detach()
+    if hasattr(tensor, "to_local"):  # a distributed tensor: what this rank holds, without a collective
+        tensor = tensor.to_local()
     torch = sys.modules["torch"]
+    if tensor.device.type == "cpu":
+        if tensor.dtype == torch.bfloat16 and kind is Kind.FLOAT:  # numpy has none: the upper halves of float32
+            halves = _copy(tensor.contiguous().view(torch.int16).numpy(), lease, kind)
+            return lambda: (halves.astype(np.uint32) << 16).view(np.float32)
+        copied = _copy(_numpy(tensor), lease, kind)
+        return lambda: copied
+    tensor = tensor.bool() if kind is Kind.MASK else tensor.int() if kind is Kind.ID else tensor
     if tensor.device.type != "cuda":
         moved = tensor.to("cpu")
         return lambda: _numpy(moved)

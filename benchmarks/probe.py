@@ -76,7 +76,7 @@ def throughput(tokens: int, *, groups: bool, width: int) -> dict[str, float]:
 
 
 def blocking(calls: int) -> dict[str, float]:
-    """Milliseconds that `observe` takes for 2M tokens with ids and entropy, as numpy arrays: of the clock, of the CPU."""
+    """Milliseconds that `observe` takes for 2M tokens with ids and entropy in numpy: of the clock, of the CPU."""
     shape = (256, CALL_TOKENS // 256)
     rng = np.random.default_rng(0)
     rollout = -rng.exponential(0.5, shape).astype(np.float32)

@@ -29,11 +29,13 @@ from logparity.losses import (
     SFTObjective,
     TokenTensors,
     ValueConfig,
+    ValueObjective,
     WeightMode,
+    clip_loss,
     correct,
     count_denominators,
 )
-from tests.support.loss_batches import OBJECTIVES, random_tokens, take
+from tests.support.loss_batches import OBJECTIVES, REDUCTIONS, random_tokens, take
 
 
 def poison(tokens: TokenTensors, name: str, index: int, value: float) -> TokenTensors:
@@ -128,6 +130,27 @@ def test_a_step_with_its_own_old_log_probs_has_ratio_exactly_one() -> None:
         (lambda: EntropyConfig(float("inf")), "coefficient"),
         (lambda: ValueConfig(clip=0.0), "clip of the value loss"),
         (lambda: ValueConfig(coefficient=-1.0), "coefficient of the value loss"),
+        (lambda: KLConfig("k4"), "estimator of the KL term: expected one of k1, k2, k3, got 'k4'"),
+        (lambda: ReductionConfig("x"), "reduction: expected one of token_mean, .*, fixed_length, got 'x'"),
+        (lambda: CorrectionConfig("x"), "mode of the correction: expected one of truncate, clip, mask, none, got 'x'"),
+        (lambda: CorrectionConfig(level="x"), "level of the correction: expected one of token, sequence, geometric"),
+        (lambda: RejectionConfig("x"), "level of the rejection: expected one of token, sequence, geometric"),
+        (lambda: CorrectionConfig(rejection=0.5), r"rejection: expected one of RejectionConfig\(...\), None, got 0.5"),
+        (lambda: ClipConfig("0.2"), "clip_low: expected a number, got '0.2'"),
+        (lambda: ClipConfig(dual_clip="3"), "dual_clip: expected a number, got '3'"),
+        (lambda: CISPOConfig(clip_high=None), "clip_high: expected a number, got None"),
+        (lambda: KLConfig(coefficient="1"), "coefficient: expected a number"),
+        (lambda: EntropyConfig("1"), "coefficient: expected a number"),
+        (lambda: OPSMConfig("1"), "threshold: expected a number"),
+        (lambda: ValueConfig(clip="1"), "clip: expected a number"),
+        (lambda: CorrectionConfig(high="2"), "high: expected a number"),
+        (lambda: CorrectionConfig(token_veto="2"), "token_veto: expected a number"),
+        (lambda: ReductionConfig("fixed_length", 2.5), "length: expected an integer >= 1, got 2.5"),
+        (lambda: PolicyObjective(surrogate="clip"), r"surrogate: expected one of ClipConfig\(...\), .*, got 'clip'"),
+        (lambda: PolicyObjective(kl=0.1), r"kl: expected KLConfig\(...\), got 0.1"),
+        (lambda: PolicyObjective(reduction="token_mean"), r"reduction: expected ReductionConfig\(...\)"),
+        (lambda: SFTObjective("token_mean"), r"reduction: expected ReductionConfig\(...\)"),
+        (lambda: ValueObjective(0.2), r"config: expected ValueConfig\(...\)"),
     ],
 )
 def test_wrong_configs(build: Callable[[], Any], message: str) -> None:
@@ -157,8 +180,47 @@ def test_wrong_tensors() -> None:
         objective(replace(tokens, keys=("one",)), counts)
     with pytest.raises(InputError, match="mean_weight"):
         replace(objective, correction=CorrectionConfig(batch_normalise=True))(tokens, counts)
+    with pytest.raises(InputError, match=r"mask: expected a 1-D tensor .*, got NoneType"):
+        objective(replace(tokens, mask=None), counts)
+    with pytest.raises(InputError, match=r"log_probs: expected a 1-D tensor .*, got list"):
+        objective(replace(tokens, log_probs=tokens.log_probs.tolist()), counts)
+    with pytest.raises(InputError, match=r"log_probs: expected a 1-D tensor .*, got shape \(1, 23\)"):
+        objective(replace(tokens, log_probs=tokens.log_probs[None]), counts)
+    with pytest.raises(InputError, match=r"sequence_ids: expected int64, got torch\.float32"):
+        objective(replace(tokens, sequence_ids=tokens.sequence_ids.float()), counts)
+    with pytest.raises(InputError, match=r"values: expected a 1-D tensor .*, got list"):
+        clip_loss([-1.0], torch.zeros(1), torch.zeros(1), torch.ones(1).bool(), ClipConfig())
+    with pytest.raises(InputError, match=r"mask: expected a 1-D tensor .*, got NoneType"):
+        clip_loss(torch.zeros(1), torch.zeros(1), torch.zeros(1), None, ClipConfig())
+    with pytest.raises(InputError, match=r"bool mask with one entry per value, got torch\.bool \(1,\) for .*\(3,\)"):
+        clip_loss(torch.zeros(3), torch.zeros(3), torch.zeros(3), torch.ones(1).bool(), ClipConfig())
     with pytest.raises(InputError, match="sequences <= tokens"):
         Denominators(tokens=1, sequences=2)
+
+
+@pytest.mark.parametrize("wrong", [1.5, 4.0, "4", None, True, torch.tensor(1.5)])
+def test_denominators_are_whole_numbers(wrong: Any) -> None:
+    with pytest.raises(InputError, match="Denominators: expected tokens as an integer"):
+        Denominators(wrong, 0)
+    with pytest.raises(InputError, match="Denominators: expected sequences as an integer"):
+        Denominators(10, wrong)
+    assert Denominators(torch.tensor(3), 1) == Denominators(3, 1)
+    with pytest.raises(InputError, match="mean_weight: expected a finite number >= 0"):
+        Denominators(3, 1, math.nan)
+
+
+@pytest.mark.parametrize("name", sorted(REDUCTIONS))
+def test_denominators_below_what_the_micro_batch_holds_are_an_error(name: str) -> None:
+    tokens = random_tokens()
+    counts = count_denominators([tokens])
+    kind = "tokens" if name == "token_mean" else "sequences"
+    objective = PolicyObjective(reduction=REDUCTIONS[name])
+    objective(tokens, counts)
+    for wrong in (Denominators(0, 0), replace(counts, **{kind: getattr(counts, kind) - 1})):
+        expected = f"denominators: expected at least {getattr(counts, kind)} {kind},.* got {getattr(wrong, kind)}"
+        if wrong.sequences <= wrong.tokens:
+            with pytest.raises(InputError, match=expected):
+                objective(tokens, wrong)
 
 
 def test_numeric_masks_count_like_bool_ones() -> None:

@@ -10,10 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logparity.errors import ConfigError, InputError
+from logparity.errors import ConfigError, InputError, NonFiniteError
 from logparity.losses import (
     discounted_returns,
     gae,
+    grpo_advantages,
     reinforce_plus_plus_advantages,
     reinforce_plus_plus_baseline_advantages,
     token_rewards,
@@ -119,3 +120,61 @@ def test_bad_input_is_named() -> None:
         gae(three, torch.zeros(2), mask, ids)
     with pytest.raises(InputError, match=r"mask: expected only 0 and 1, got 0\.5"):
         discounted_returns(three, torch.tensor([1, 0.5, 0]), ids)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_non_finite_active_number_is_raised_with_its_place(value: float) -> None:
+    clean, ids = torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0, 1, 1, 1])
+    bad, mask = clean.clone(), torch.ones(4, dtype=torch.bool)
+    bad[2] = value
+    where = rf"got {value} at index 2 \(response position 1 of sequence 1\); 1 such in all"
+    for name, call in {
+        "rewards: .*" + where: lambda m: gae(bad, clean, m, ids),
+        "values: .*" + where: lambda m: gae(clean, bad, m, ids),
+        "rewards: expected.*" + where: lambda m: reinforce_plus_plus_advantages(bad, m, ids),
+        "rewards: expected finite.*" + where: lambda m: discounted_returns(bad, m, ids),
+        "kl: .*" + where: lambda m: token_rewards(torch.ones(2), m, ids, kl=bad, coefficient=0.1),
+        rf"values to whiten: .*got {value} at index 2; 1 such": lambda m: whiten(bad, m),
+    }.items():
+        with pytest.raises(NonFiniteError, match=name):
+            call(mask)
+        found = call(mask & bad.isfinite())  # the way out that the message names
+        assert all(part.isfinite().all() for part in (found if isinstance(found, tuple) else (found,)))
+    with pytest.raises(NonFiniteError, match=rf"rewards: .*got {value} at index 3"):
+        token_rewards(torch.tensor([1.0, value]), mask, ids)
+    assert token_rewards(torch.tensor([1.0, value]), mask & (ids == 0), ids).tolist() == [1, 0, 0, 0]
+
+
+def test_all_ranks_raise_where_one_has_a_non_finite_reward() -> None:
+    clean, mask, ids = torch.tensor([0.1, 0.2]), torch.ones(2, dtype=torch.bool), torch.tensor([0, 0])
+
+    def one_bad_elsewhere(numbers: torch.Tensor) -> torch.Tensor:
+        return numbers + 1
+
+    for call in (
+        lambda: whiten(clean, mask, across=one_bad_elsewhere),
+        lambda: reinforce_plus_plus_advantages(clean, mask, ids, across=one_bad_elsewhere),
+        lambda: reinforce_plus_plus_baseline_advantages(clean, ["a", "a"], mask, ids, across=one_bad_elsewhere),
+    ):
+        with pytest.raises(NonFiniteError, match="1 others on other ranks"):
+            call()
+
+
+def test_ids_and_rewards_that_do_not_fit_are_named() -> None:
+    mask, ids = torch.ones(3, dtype=torch.bool), torch.tensor([0, 1, 2])
+    with pytest.raises(InputError, match=r"sequence_ids: expected values in \[0, 2\).*got 0 to 2"):
+        token_rewards(torch.ones(2), mask, ids)
+    with pytest.raises(InputError, match=r"sequence_ids: expected values in \[0, 2\).*got 0 to 2"):
+        reinforce_plus_plus_baseline_advantages(torch.ones(2), ["a", "a"], mask, ids)
+    with pytest.raises(InputError, match=r"got -1 to 1"):
+        token_rewards(torch.ones(2), mask, ids - 1)
+    for wrong in (ids.float(), ids.bool(), ids.to(torch.uint8)):
+        with pytest.raises(InputError, match="sequence_ids: expected int64, got torch"):
+            gae(torch.ones(3), torch.ones(3), mask, wrong)
+        with pytest.raises(InputError, match="sequence_ids: expected int64, got torch"):
+            token_rewards(torch.ones(3), mask, wrong)
+    for epsilon in (-1.0, math.nan, math.inf):
+        with pytest.raises(ConfigError, match="epsilon"):
+            grpo_advantages(torch.ones(2), ["a", "a"], epsilon=epsilon)
+        with pytest.raises(ConfigError, match="epsilon"):
+            whiten(torch.ones(3), mask, epsilon=epsilon)

@@ -11,9 +11,10 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from logparity.errors import InputError, NonFiniteError
+from logparity.errors import ConfigError, InputError, NonFiniteError
 from logparity.losses.base import Metrics, Ratio
 from logparity.losses.select import as_mask
+from logparity.losses.settings import require_numbers
 
 
 def grpo_advantages(
@@ -37,11 +38,15 @@ def grpo_advantages(
         ``[S]``, float32 or float64 as the rewards; computed in float64.
 
     Raises:
+        ConfigError: epsilon is negative or not finite.
         InputError: lengths differ, or a mask entry is not 0/1.
         NonFiniteError: a valid response's reward is not finite; names it.
 
     Source: GRPO, arXiv:2402.03300, section 4.1.2; Dr. GRPO, arXiv:2503.20783.
     """
+    require_numbers(epsilon=epsilon)
+    if not 0 <= epsilon < float("inf"):
+        raise ConfigError(f"epsilon: expected a finite number >= 0, added to a standard deviation, got {epsilon}.")
     table = _Groups.of(rewards, groups, valid)
     centred = table.centred()
     if normalize_std:

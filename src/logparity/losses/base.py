@@ -7,10 +7,12 @@ the whole, and so do their metrics.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, SupportsIndex
 
 from logparity.errors import InputError
 
@@ -118,7 +120,8 @@ class Denominators:
         mean_weight: mean off-policy correction weight, for a correction with ``batch_normalise``.
 
     Raises:
-        InputError: a count is negative, or there are more sequences than tokens.
+        InputError: a count is no integer or negative, there are more sequences than tokens, or the mean weight is no
+            finite number >= 0.
     """
 
     tokens: int
@@ -126,11 +129,22 @@ class Denominators:
     mean_weight: float | None = None
 
     def __post_init__(self) -> None:
+        for name in ("tokens", "sequences"):
+            object.__setattr__(self, name, _count(getattr(self, name), name))
+        if self.mean_weight is not None and not 0 <= self.mean_weight < float("inf"):
+            raise InputError(f"mean_weight: expected a finite number >= 0 or None, got {self.mean_weight}.")
         if not 0 <= self.sequences <= self.tokens:
             raise InputError(
                 f"Denominators: expected 0 <= sequences <= tokens, got {self.sequences} sequences and {self.tokens} "
                 "tokens. Count active tokens, and sequences with at least one active token, over the whole step."
             )
+
+
+def _count(value: object, name: str) -> int:
+    if not isinstance(value, bool) and isinstance(value, SupportsIndex):
+        with suppress(TypeError):  # a tensor of floats has the method, and refuses
+            return operator.index(value)
+    raise InputError(f"Denominators: expected {name} as an integer, a count over the whole step, got {value!r}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from logparity.losses.base import Metrics
 from logparity.losses.clip import ratio_metrics, require_clip_bounds
-from logparity.losses.select import bounded_exp, mean_over, select
+from logparity.losses.select import bounded_exp, fixed, mean_over, select
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def cispo_loss(
 
     Args:
         log_probs: ``[N]``, nats, with gradient.
-        old_log_probs: ``[N]``, nats.
+        old_log_probs: ``[N]``, nats; fixed, as are the advantages: no gradient reaches either.
         advantages: ``[N]``.
         mask: bool ``[N]``; other tokens may hold anything.
         config: the bounds.
@@ -50,11 +50,11 @@ def cispo_loss(
         Losses ``[N]``, 0 outside the mask, and metrics.
     """
     policy = select(log_probs, mask)
-    log_ratio = policy.detach() - select(old_log_probs, mask)
+    log_ratio = policy.detach() - fixed(old_log_probs, mask)
     ratio, clamped = bounded_exp(log_ratio)
     weight = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
     metrics = {
         **ratio_metrics(log_ratio, ratio, clamped, mask),
         "policy/clip_fraction": mean_over(weight != ratio, mask),
     }
-    return -weight * select(advantages, mask) * policy, metrics
+    return -weight * fixed(advantages, mask) * policy, metrics

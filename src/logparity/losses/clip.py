@@ -9,7 +9,8 @@ from torch import Tensor
 
 from logparity.errors import ConfigError
 from logparity.losses.base import Metrics
-from logparity.losses.select import bounded_exp, mean_over, select
+from logparity.losses.select import bounded_exp, fixed, mean_over, select
+from logparity.losses.settings import require_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class ClipConfig:
 
     def __post_init__(self) -> None:
         require_clip_bounds(self.clip_low, self.clip_high)
+        if self.dual_clip is not None:
+            require_numbers(dual_clip=self.dual_clip)
         if self.dual_clip is not None and not self.dual_clip > 1:
             raise ConfigError(f"dual_clip: expected a number > 1 (3 is common) or none, got {self.dual_clip}.")
 
@@ -47,7 +50,7 @@ def clip_loss(
 
     Args:
         log_probs: ``[N]``, nats, with gradient.
-        old_log_probs: ``[N]``, nats.
+        old_log_probs: ``[N]``, nats; fixed, as are the advantages: no gradient reaches either.
         advantages: ``[N]``.
         mask: bool ``[N]``; other tokens may hold anything.
         config: the bounds.
@@ -55,8 +58,8 @@ def clip_loss(
     Returns:
         Losses ``[N]``, 0 outside the mask, and metrics of ratio, clipping, and the KL from the old policy.
     """
-    log_ratio = select(log_probs, mask) - select(old_log_probs, mask)
-    return clip_log_ratio(log_ratio, select(advantages, mask), mask, config)
+    log_ratio = select(log_probs, mask) - fixed(old_log_probs, mask)
+    return clip_log_ratio(log_ratio, fixed(advantages, mask), mask, config)
 
 
 def clip_log_ratio(log_ratio: Tensor, advantages: Tensor, mask: Tensor, config: ClipConfig) -> tuple[Tensor, Metrics]:
@@ -105,8 +108,9 @@ def require_clip_bounds(low: float, high: float) -> None:
         high: distance above.
 
     Raises:
-        ConfigError: a bound is on the wrong side of 1.
+        ConfigError: a bound is no number, or on the wrong side of 1.
     """
+    require_numbers(clip_low=low, clip_high=high)
     if not (0 <= low <= 1 and high >= 0):
         raise ConfigError(
             f"clip bounds: expected clip_low in [0, 1] and clip_high >= 0, distances from a ratio of 1, got {low} and "

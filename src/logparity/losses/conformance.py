@@ -29,8 +29,11 @@ Symbols: `lp` log-prob of the token under the policy that is trained, `old` unde
 
 What holds for every entry: inactive tokens are selected out before any arithmetic; the exponent of a ratio is clamped
 to +-20 and clamped tokens are counted; a NaN or infinity on an active token is left out of the numerators and counted,
-or raised with its sample and position (`strict=True`); numerators are local sums and denominators are counts over the
-whole step, so the losses, gradients, and metrics of micro-batches and ranks add up to those of the whole.
+or raised with its sample and position (`strict=True`); advantages, returns, and whitening return no metrics to count
+it in, so they always raise, on every rank that works together; old, reference, and rollout log-probs and advantages
+receive no gradient; numerators are local sums and denominators are counts over the
+whole step, so the losses, gradients, and metrics of micro-batches and ranks add up to those of the whole; a micro-batch
+that holds more than the denominators say is an error on the CPU and a NaN loss elsewhere, where looking would wait.
 """
 
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from logparity.errors import ConfigError, InputError
 from logparity.losses.base import Metrics, Ratio
-from logparity.losses.select import bounded_exp, mean_over, select
+from logparity.losses.select import bounded_exp, fixed, mean_over, select
 from logparity.losses.sequences import Sequences
+from logparity.losses.settings import as_choice, require_kind, require_numbers
 
 
 class RatioLevel(str, Enum):
@@ -53,7 +54,7 @@ class RejectionConfig:
         high: largest one that is kept, taken literally: it need not be ``1 / low``.
 
     Raises:
-        ConfigError: the bounds are inverted, or do not hold 1.
+        ConfigError: there is no such level, or the bounds are inverted or do not hold 1.
     """
 
     level: RatioLevel = RatioLevel.GEOMETRIC
@@ -61,7 +62,7 @@ class RejectionConfig:
     high: float = 1.01
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "level", RatioLevel(self.level))
+        object.__setattr__(self, "level", as_choice(RatioLevel, self.level, "level of the rejection"))
         _require_bounds("rejection", self.low, self.high)
 
 
@@ -79,7 +80,7 @@ class CorrectionConfig:
         batch_normalise: divide weights by their mean over the step, which is handed in as `Denominators.mean_weight`.
 
     Raises:
-        ConfigError: bounds are inverted or given where they have no effect.
+        ConfigError: there is no such mode or level, or bounds are inverted or given where they have no effect.
 
     Source: TIS, https://fengyao.notion.site/off-policy-rl; IcePop, arXiv:2510.18855; sequence and
     geometric levels, rejection, and veto, https://richardli.xyz/rl-collapse.
@@ -94,8 +95,9 @@ class CorrectionConfig:
     batch_normalise: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mode", WeightMode(self.mode))
-        object.__setattr__(self, "level", RatioLevel(self.level))
+        object.__setattr__(self, "mode", as_choice(WeightMode, self.mode, "mode of the correction"))
+        object.__setattr__(self, "level", as_choice(RatioLevel, self.level, "level of the correction"))
+        require_kind("rejection", self.rejection, RejectionConfig, type(None))
         _require_bounds("correction", self.low, self.high)
         if self.mode is WeightMode.TRUNCATE and self.low != 0:
             raise ConfigError(
@@ -103,6 +105,8 @@ class CorrectionConfig:
             )
         if self.mode is WeightMode.NONE and self.batch_normalise:
             raise ConfigError("batch_normalise: expected a mode with weights, got mode none.")
+        if self.token_veto is not None:
+            require_numbers(token_veto=self.token_veto)
         if self.token_veto is not None and not 0 < self.token_veto < 1:
             raise ConfigError(f"token_veto: expected a ratio in (0, 1), e.g. 1e-4, or none, got {self.token_veto}.")
 
@@ -152,7 +156,7 @@ def correct(
     Raises:
         InputError: ``batch_normalise`` without ``mean_weight``.
     """
-    log_ratio = select(old_log_probs.detach(), mask) - select(rollout_log_probs.detach(), mask)
+    log_ratio = fixed(old_log_probs, mask) - fixed(rollout_log_probs, mask)
     weights, raw, clamped = _weights(log_ratio, mask, sequences, config)
     keep = mask & ~_rejected(log_ratio, mask, sequences, config)
     metrics = {
@@ -187,7 +191,7 @@ def mean_weight_share(
     Returns:
         A `Ratio`; the sum over micro-batches and ranks has the mean as its value.
     """
-    log_ratio = select(old_log_probs.detach(), mask) - select(rollout_log_probs.detach(), mask)
+    log_ratio = fixed(old_log_probs, mask) - fixed(rollout_log_probs, mask)
     weights, _, _ = _weights(log_ratio, mask, sequences, config)
     if config.level is RatioLevel.TOKEN:
         return mean_over(weights, mask)
@@ -238,6 +242,7 @@ def _log(bound: float) -> float:
 
 
 def _require_bounds(name: str, low: float, high: float) -> None:
+    require_numbers(low=low, high=high)
     if not 0 <= low <= 1 <= high:
         raise ConfigError(
             f"bounds of the {name}: expected 0 <= low <= 1 <= high, ratios train/rollout, got {low} and {high}."

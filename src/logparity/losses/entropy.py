@@ -9,6 +9,7 @@ from torch import Tensor
 from logparity.errors import ConfigError
 from logparity.losses.base import EntropyMode, Metrics
 from logparity.losses.select import mean_over, select
+from logparity.losses.settings import require_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class EntropyConfig:
     report: bool = False
 
     def __post_init__(self) -> None:
+        require_numbers(coefficient=self.coefficient)
         if not abs(self.coefficient) < float("inf"):
             raise ConfigError(f"coefficient of the entropy: expected a finite number, got {self.coefficient}.")
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from logparity.losses.base import Metrics
 from logparity.losses.clip import ClipConfig, clip_log_ratio, require_clip_bounds
-from logparity.losses.select import select
+from logparity.losses.select import fixed, select
 from logparity.losses.sequences import Sequences
 
 
@@ -50,7 +50,7 @@ def gspo_loss(
 
     Args:
         log_probs: ``[N]``, nats, with gradient.
-        old_log_probs: ``[N]``, nats.
+        old_log_probs: ``[N]``, nats; fixed, as are the advantages: no gradient reaches either.
         advantages: ``[N]``.
         mask: bool ``[N]``; other tokens may hold anything.
         sequences: which sequence each token belongs to.
@@ -60,9 +60,9 @@ def gspo_loss(
         Losses ``[N]``, 0 outside the mask, and metrics; the ratio is that of sequences, weighted by their tokens.
     """
     policy = select(log_probs, mask)
-    mean = sequence_mean(policy - select(old_log_probs, mask), mask, sequences)
+    mean = sequence_mean(policy.detach() - fixed(old_log_probs, mask), mask, sequences)
     log_ratio = select(sequences.spread(mean).to(policy.dtype), mask) + policy - policy.detach()
-    return clip_log_ratio(log_ratio, select(advantages, mask), mask, ClipConfig(config.clip_low, config.clip_high))
+    return clip_log_ratio(log_ratio, fixed(advantages, mask), mask, ClipConfig(config.clip_low, config.clip_high))
 
 
 def sequence_mean(values: Tensor, mask: Tensor, sequences: Sequences) -> Tensor:

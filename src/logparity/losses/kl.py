@@ -9,7 +9,8 @@ from torch import Tensor
 
 from logparity.errors import ConfigError
 from logparity.losses.base import Metrics
-from logparity.losses.select import bounded_exp, mean_over, select
+from logparity.losses.select import bounded_exp, fixed, mean_over, select
+from logparity.losses.settings import as_choice, require_numbers
 from logparity.notation import MAX_LOG_RATIO
 
 _LARGEST_K3 = 10.0
@@ -40,7 +41,7 @@ class KLConfig:
             of the KL of the present policy although the tokens came from the old one.
 
     Raises:
-        ConfigError: the coefficient is negative or not finite.
+        ConfigError: there is no such estimator, or the coefficient is negative or not finite.
 
     Source: k3 in GRPO, arXiv:2402.03300, eq. 4; unbiased, DeepSeek-V3.2, arXiv:2512.02556, section 3.1.
     """
@@ -50,7 +51,8 @@ class KLConfig:
     unbiased: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "estimator", KLEstimator(self.estimator))
+        object.__setattr__(self, "estimator", as_choice(KLEstimator, self.estimator, "estimator of the KL term"))
+        require_numbers(coefficient=self.coefficient)
         if not 0 <= self.coefficient < float("inf"):
             raise ConfigError(f"coefficient of the KL term: expected a finite number >= 0, got {self.coefficient}.")
 
@@ -62,7 +64,7 @@ def kl_loss(
 
     Args:
         log_probs: ``[N]``, nats, with gradient.
-        ref_log_probs: ``[N]``, nats.
+        ref_log_probs: ``[N]``, nats; fixed, as are the old ones: no gradient reaches either.
         mask: bool ``[N]``; other tokens may hold anything.
         config: estimator and correction.
         old_log_probs: ``[N]``, nats; read only with ``unbiased``.
@@ -74,11 +76,11 @@ def kl_loss(
         ConfigError: ``unbiased`` without ``old_log_probs``.
     """
     policy = select(log_probs, mask)
-    values = estimate_kl(policy - select(ref_log_probs, mask), config.estimator)
+    values = estimate_kl(policy - fixed(ref_log_probs, mask), config.estimator)
     if config.unbiased:
         if old_log_probs is None:
             raise ConfigError("old_log_probs: expected the log-probs before the update for an unbiased KL, got none.")
-        values = values * bounded_exp(policy - select(old_log_probs, mask))[0]
+        values = values * bounded_exp(policy - fixed(old_log_probs, mask))[0]
     return values, {"kl/reference": mean_over(values, mask)}
 
 

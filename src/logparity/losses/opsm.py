@@ -9,8 +9,9 @@ from torch import Tensor
 from logparity.errors import ConfigError
 from logparity.losses.base import Metrics
 from logparity.losses.gspo import sequence_mean
-from logparity.losses.select import mean_over, select
+from logparity.losses.select import fixed, mean_over
 from logparity.losses.sequences import Sequences
+from logparity.losses.settings import require_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class OPSMConfig:
     threshold: float = 1e-4
 
     def __post_init__(self) -> None:
+        require_numbers(threshold=self.threshold)
         if not 0 <= self.threshold < float("inf"):
             raise ConfigError(
                 f"threshold of off-policy sequence masking: expected a number >= 0, got {self.threshold}."
@@ -57,7 +59,7 @@ def opsm_keep(
     Returns:
         bool ``[N]``, False outside the mask, and the share of dropped tokens. They leave the numerators only.
     """
-    drift = select(old_log_probs, mask) - select(log_probs.detach(), mask)
+    drift = fixed(old_log_probs, mask) - fixed(log_probs, mask)
     moved = sequences.spread(sequence_mean(drift, mask, sequences) > config.threshold)
-    dropped = mask & moved & (select(advantages, mask) < 0)
+    dropped = mask & moved & (fixed(advantages, mask) < 0)
     return mask & ~dropped, {"policy/opsm_dropped_fraction": mean_over(dropped, mask)}

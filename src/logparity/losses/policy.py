@@ -20,6 +20,7 @@ from logparity.losses.reduce import ReductionConfig, reduce_tokens
 from logparity.losses.reinforce import ReinforceConfig, reinforce_loss
 from logparity.losses.select import as_mask, finite_tokens, mean_over, require_same_length, select
 from logparity.losses.sequences import Sequences, require_sequence_ids
+from logparity.losses.settings import require_kind
 
 SurrogateConfig = ClipConfig | GSPOConfig | CISPOConfig | ReinforceConfig
 
@@ -37,6 +38,9 @@ class PolicyObjective:
         reduction: how tokens become one number.
         strict: raise `NonFiniteError` on the first NaN or infinity on an active token, which waits for the device;
             otherwise such tokens are left out of the numerators and counted in ``policy/nonfinite_fraction``.
+
+    Raises:
+        ConfigError: a part is not a config of its kind.
     """
 
     surrogate: SurrogateConfig = field(default_factory=ClipConfig)
@@ -46,6 +50,14 @@ class PolicyObjective:
     opsm: OPSMConfig | None = None
     reduction: ReductionConfig = field(default_factory=ReductionConfig)
     strict: bool = False
+
+    def __post_init__(self) -> None:
+        require_kind("surrogate", self.surrogate, ClipConfig, GSPOConfig, CISPOConfig, ReinforceConfig)
+        require_kind("kl", self.kl, KLConfig)
+        require_kind("entropy_bonus", self.entropy_bonus, EntropyConfig)
+        require_kind("correction", self.correction, CorrectionConfig, type(None))
+        require_kind("opsm", self.opsm, OPSMConfig, type(None))
+        require_kind("reduction", self.reduction, ReductionConfig)
 
     @property
     def precision(self) -> LogitPrecision:
@@ -172,5 +184,5 @@ class PolicyObjective:
 def _given(tokens: TokenTensors, name: str) -> Tensor:
     values: Tensor | None = getattr(tokens, name)
     if values is None:
-        raise InputError(f"{name}: expected a tensor [{tokens.log_probs.numel()}], which this loss reads, got none.")
+        raise InputError(f"{name}: expected a tensor [{tokens.mask.numel()}], which this loss reads, got none.")
     return values

@@ -6,6 +6,7 @@ micro-batches and ranks simply add up.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -13,10 +14,14 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from logparity.errors import ConfigError
+from logparity.errors import ConfigError, InputError
 from logparity.losses.base import Denominators, Ratio, TokenTensors
 from logparity.losses.select import as_mask
 from logparity.losses.sequences import Sequences
+from logparity.losses.settings import as_choice
+
+_ROUNDING = 1e-9
+"""Sequences that lie on several ranks are counted in fractions, which round."""
 
 
 class Reduction(str, Enum):
@@ -41,14 +46,16 @@ class ReductionConfig:
         length: tokens each sequence is divided by, e.g. the longest response allowed; only with ``FIXED_LENGTH``.
 
     Raises:
-        ConfigError: the length is missing, not positive, or given where it has no effect.
+        ConfigError: there is no such reduction, or the length is missing, not positive, or given where it is not read.
     """
 
     kind: Reduction = Reduction.TOKEN_MEAN
     length: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kind", Reduction(self.kind))
+        object.__setattr__(self, "kind", as_choice(Reduction, self.kind, "reduction"))
+        if self.length is not None and (isinstance(self.length, bool) or not isinstance(self.length, int)):
+            raise ConfigError(f"length: expected an integer >= 1, got {self.length!r}.")
         if self.kind is Reduction.FIXED_LENGTH and (self.length is None or self.length < 1):
             raise ConfigError(f"length: expected an integer >= 1 for {self.kind.value}, got {self.length}.")
         if self.kind is not Reduction.FIXED_LENGTH and self.length is not None:
@@ -72,14 +79,18 @@ def reduce_tokens(
     Returns:
         The share of the loss, a scalar in the dtype of ``losses`` with gradient (0 with a gradient link where nothing
         is active), and the same as a detached `Ratio` whose parts merge to the loss of the step. Sums in float64.
+
+    Raises:
+        InputError: this micro-batch alone holds more than the denominators say the step does. On the CPU only; on
+            another device, where looking would wait, the loss is NaN.
     """
     if config.kind is Reduction.TOKEN_MEAN:
         total, count = losses.sum(dtype=torch.float64), mask.sum().double()
-        return _finish(total, denominators.tokens, count, losses.dtype)
+        return _finish(total, "tokens", denominators.tokens, count, 1, losses.dtype)
     share = _sequence_share(mask, sequences)
     weighted = losses.double() * share if config.kind is Reduction.SEQUENCE_MEAN_TOKEN_MEAN else losses.double()
     length = config.length or 1
-    return _finish(weighted.sum(), denominators.sequences * length, share.sum() * length, losses.dtype)
+    return _finish(weighted.sum(), "sequences", denominators.sequences, share.sum(), length, losses.dtype)
 
 
 def count_denominators(micro_batches: Iterable[TokenTensors]) -> Denominators:
@@ -105,6 +116,18 @@ def _sequence_share(mask: Tensor, sequences: Sequences) -> Tensor:
     return torch.where(mask, 1 / sequences.spread(lengths), 0.0)
 
 
-def _finish(total: Tensor, denominator: int, count: Tensor, dtype: torch.dtype) -> tuple[Tensor, Ratio]:
-    loss = total / max(denominator, 1)
-    return loss.to(dtype), Ratio(total.detach(), count)
+def _finish(
+    total: Tensor, name: str, whole: int, here: Tensor, length: int, dtype: torch.dtype
+) -> tuple[Tensor, Ratio]:
+    """``total / (whole * length)``, where ``here`` of the step's ``whole`` tokens or sequences are in this part."""
+    too_many = here > whole * (1 + _ROUNDING)
+    if here.device.type != "cpu":
+        total = torch.where(too_many, torch.nan, total)
+    elif bool(too_many):
+        raise InputError(
+            f"denominators: expected at least {math.ceil(float(here) * (1 - _ROUNDING))} {name}, as many as are active "
+            f"in this micro-batch, got {whole}. Count them over the whole step, all micro-batches and ranks; see "
+            "count_denominators."
+        )
+    loss = total / max(whole * length, 1)
+    return loss.to(dtype), Ratio(total.detach(), here * length)

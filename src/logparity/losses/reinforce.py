@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from logparity.losses.base import Metrics
-from logparity.losses.select import mean_over, select
+from logparity.losses.select import fixed, mean_over, select
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,11 @@ def reinforce_loss(log_probs: Tensor, advantages: Tensor, mask: Tensor) -> tuple
 
     Args:
         log_probs: ``[N]``, nats, with gradient.
-        advantages: ``[N]``.
+        advantages: ``[N]``; fixed: no gradient reaches them.
         mask: bool ``[N]``; other tokens may hold anything.
 
     Returns:
         Losses ``[N]``, 0 outside the mask, and the mean log-prob.
     """
     policy = select(log_probs, mask)
-    return -select(advantages, mask) * policy, {"policy/log_prob": mean_over(policy, mask)}
+    return -fixed(advantages, mask) * policy, {"policy/log_prob": mean_over(policy, mask)}

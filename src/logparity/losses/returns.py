@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from logparity.errors import ConfigError
-from logparity.losses.select import as_mask, require_same_length, select
+from logparity.losses.select import as_mask, require_finite, require_same_length, select
+from logparity.losses.sequences import require_ids_below, require_integer_ids
+from logparity.losses.settings import require_numbers
 
 
 def token_rewards(
@@ -29,15 +31,23 @@ def token_rewards(
         float64 ``[N]``, 0 outside the mask.
 
     Raises:
-        InputError: lengths differ or the mask is not 0/1.
+        InputError: lengths differ, the mask is not 0/1, or a sequence has no reward.
+        NonFiniteError: a reward that has a token to go to, or the KL of an active token, is not finite; names it.
     """
     mask = as_mask(mask)
     require_same_length(mask=mask, sequence_ids=sequence_ids, kl=kl)
+    require_same_length(rewards=rewards)
+    require_integer_ids(sequence_ids)
+    require_ids_below(sequence_ids, rewards.numel())
     active = mask.nonzero()[:, 0]
     ordered, order = torch.sort(sequence_ids[active], stable=True)
     present, lengths = torch.unique_consecutive(ordered, return_counts=True)
     placed = torch.zeros(mask.shape, dtype=torch.float64, device=mask.device)
-    placed[active[order[lengths.cumsum(0) - 1]]] = rewards.detach().double()[present]
+    last = active[order[lengths.cumsum(0) - 1]]
+    placed[last] = rewards.detach().double()[present]
+    require_finite(placed, mask, "rewards", sequence_ids)
+    if kl is not None:
+        require_finite(kl, mask, "kl", sequence_ids)
     return placed if kl is None else placed - coefficient * select(kl.detach().double(), mask)
 
 
@@ -69,6 +79,7 @@ def gae(
     Raises:
         ConfigError: ``gamma`` or ``lam`` is outside [0, 1].
         InputError: lengths differ or the mask is not 0/1.
+        NonFiniteError: a reward or value of an active token is not finite; names sequence and position.
 
     Memory: two float64 ``[sequences, longest sequence]``, log2(longest) passes.
 
@@ -77,6 +88,9 @@ def gae(
     _require_fraction(gamma=gamma, lam=lam)
     mask = as_mask(mask)
     require_same_length(rewards=rewards, values=values, mask=mask, sequence_ids=sequence_ids)
+    require_integer_ids(sequence_ids)
+    require_finite(rewards, mask, "rewards", sequence_ids)
+    require_finite(values, mask, "values", sequence_ids)
     rows, columns = _compact(mask, sequence_ids)
     grid = _to_grid(values, mask, rows, columns)
     following = torch.nn.functional.pad(grid[:, 1:], (0, 1))
@@ -102,10 +116,13 @@ def discounted_returns(rewards: Tensor, mask: Tensor, sequence_ids: Tensor, *, g
     Raises:
         ConfigError: ``gamma`` is outside [0, 1].
         InputError: lengths differ or the mask is not 0/1.
+        NonFiniteError: a reward of an active token is not finite; names sequence and position.
     """
     _require_fraction(gamma=gamma)
     mask = as_mask(mask)
     require_same_length(rewards=rewards, mask=mask, sequence_ids=sequence_ids)
+    require_integer_ids(sequence_ids)
+    require_finite(rewards, mask, "rewards", sequence_ids)
     rows, columns = _compact(mask, sequence_ids)
     return _from_grid(_discounted_sums(_to_grid(rewards, mask, rows, columns), gamma), mask, rows, columns)
 
@@ -144,6 +161,7 @@ def _discounted_sums(grid: Tensor, factor: float) -> Tensor:
 
 
 def _require_fraction(**values: float) -> None:
+    require_numbers(**values)
     for name, value in values.items():
         if not 0 <= value <= 1:
             raise ConfigError(f"{name}: expected a number in [0, 1], got {value}.")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from logparity.errors import InputError, NonFiniteError
-from logparity.losses.base import Ratio, TokenTensors, ValueTensors
+from logparity.losses.base import Ratio, SequenceSum, TokenTensors, ValueTensors
 from logparity.notation import MAX_LOG_RATIO
 
 
@@ -23,8 +23,43 @@ def select(values: Tensor, mask: Tensor) -> Tensor:
 
     Returns:
         ``[N]``; the gradient of unselected values is exactly 0.
+
+    Raises:
+        InputError: one is no tensor, the mask is not bool, or the shapes differ.
     """
+    _require_tensor(values, "values")
+    _require_tensor(mask, "mask")
+    if mask.dtype != torch.bool or values.shape != mask.shape:
+        raise InputError(
+            f"expected a bool mask with one entry per value, got {mask.dtype} {tuple(mask.shape)} for values "
+            f"{tuple(values.shape)}. Flatten both in the same token order."
+        )
     return torch.where(mask, widen(values), 0.0)
+
+
+def fixed(values: Tensor, mask: Tensor) -> Tensor:
+    """`select` for what a loss takes as given: old, reference, and rollout log-probs, advantages, returns.
+
+    Without this, a caller who passes ``old_log_probs`` that still hang on the graph of ``log_probs`` gets a gradient of
+    exactly 0, and no error.
+
+    Args:
+        values: ``[N]``, may hold anything where ``mask`` is False.
+        mask: bool ``[N]``.
+
+    Returns:
+        ``[N]``, detached.
+
+    Raises:
+        InputError: as `select`.
+    """
+    _require_tensor(values, "values")
+    return select(values.detach(), mask)
+
+
+def _require_tensor(value: object, name: str) -> None:
+    if not isinstance(value, Tensor):
+        raise InputError(f"{name}: expected a 1-D tensor [N], got {type(value).__name__}. Turn it into a tensor.")
 
 
 def widen(values: Tensor) -> Tensor:
@@ -73,8 +108,9 @@ def as_mask(mask: Tensor, name: str = "mask") -> Tensor:
         bool ``[N]``.
 
     Raises:
-        InputError: an entry is neither 0 nor 1.
+        InputError: it is no tensor, or an entry is neither 0 nor 1.
     """
+    _require_tensor(mask, name)
     if mask.dtype == torch.bool:
         return mask
     wrong = (mask != 0) & (mask != 1)
@@ -94,20 +130,70 @@ def require_same_length(**tensors: Tensor | None) -> None:
         **tensors: by name; the first one sets the length; None is passed over.
 
     Raises:
-        InputError: shapes or devices differ.
+        InputError: one is no tensor, or shapes or devices differ.
     """
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    for name, tensor in given.items():
+        _require_flat(tensor, name)
     first, reference = next(iter(given.items()))
     for name, tensor in given.items():
-        if tensor.ndim != 1 or tensor.shape != reference.shape:
+        if tensor.shape != reference.shape:
             raise InputError(
-                f"{name}: expected shape {tuple(reference.shape)}, 1-D, as {first}, got {tuple(tensor.shape)}. "
-                "Flatten every tensor of the batch in the same token order."
+                f"{name}: expected shape {tuple(reference.shape)}, as {first}, got {tuple(tensor.shape)}. Flatten "
+                "every tensor of the batch in the same token order."
             )
         if tensor.device != reference.device:
             raise InputError(
                 f"{name}: expected device {reference.device} as for {first}, got {tensor.device}. Move it there."
             )
+
+
+def _require_flat(tensor: Tensor, name: str) -> None:
+    _require_tensor(tensor, name)
+    if tensor.ndim != 1:
+        raise InputError(
+            f"{name}: expected a 1-D tensor [N], the response tokens of all sequences in a row, got shape "
+            f"{tuple(tensor.shape)}. Flatten every tensor of the batch in the same token order."
+        )
+
+
+def require_finite(
+    values: Tensor,
+    mask: Tensor,
+    name: str,
+    sequence_ids: Tensor | None = None,
+    *,
+    across: SequenceSum | None = None,
+) -> None:
+    """Check that all active entries are finite, for functions that have no metrics to count the others in.
+
+    Args:
+        values: ``[N]``; looking at them waits for the device.
+        mask: bool ``[N]``.
+        name: named in the error.
+        sequence_ids: int64 ``[N]``, to name sequence and position in the error.
+        across: adds numbers over the ranks that work together, so that all of them raise and none waits for another.
+
+    Raises:
+        NonFiniteError: here or on another rank; names the entry.
+    """
+    bad = mask & ~values.detach().isfinite()
+    count = bad.sum().double().reshape(1, 1)
+    total = int(count if across is None else across(count))
+    if not total:
+        return
+    if not bool(bad.any()):
+        raise NonFiniteError(f"{name}: expected finite values on active tokens, got {total} others on other ranks.")
+    index = int(bad.nonzero()[0, 0])
+    place = f"index {index}"
+    if sequence_ids is not None:
+        sequence = int(sequence_ids[index])
+        position = int((sequence_ids[:index] == sequence).sum())
+        place += f" (response position {position} of sequence {sequence})"
+    raise NonFiniteError(
+        f"{name}: expected finite values on active tokens, got {values[index].item()} at {place}; {total} such in all. "
+        "An advantage around a hole would be made up: find where it comes from, or take the sequence out of the mask."
+    )
 
 
 def finite_tokens(tokens: TokenTensors | ValueTensors, mask: Tensor, names: tuple[str, ...], *, strict: bool) -> Tensor:

@@ -77,16 +77,43 @@ def require_sequence_ids(tokens: TokenTensors | ValueTensors) -> None:
         tokens: the micro-batch; values are looked at on the CPU only, where that costs no wait.
 
     Raises:
-        InputError: an id is out of range, or ``keys`` has another length.
+        InputError: ids are not integers or out of range, or ``keys`` has another length.
     """
     if tokens.keys is not None and len(tokens.keys) != tokens.num_sequences:
         raise InputError(f"keys: expected {tokens.num_sequences} entries, one per sequence, got {len(tokens.keys)}.")
-    ids = tokens.sequence_ids
-    if ids.numel() == 0 or ids.device.type != "cpu":
+    require_integer_ids(tokens.sequence_ids)
+    if tokens.sequence_ids.device.type == "cpu":
+        require_ids_below(tokens.sequence_ids, tokens.num_sequences)
+
+
+def require_integer_ids(ids: Tensor) -> None:
+    """Check the dtype of sequence ids: a float would be truncated, and a bool or byte tensor indexes like a mask.
+
+    Args:
+        ids: ``[N]``.
+
+    Raises:
+        InputError: they are not int64 or int32.
+    """
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise InputError(f"sequence_ids: expected int64, got {ids.dtype}. Give the number of each token's sequence.")
+
+
+def require_ids_below(ids: Tensor, count: int) -> None:
+    """Check the range of sequence ids; waits for the device.
+
+    Args:
+        ids: int64 ``[N]``.
+        count: number of sequences.
+
+    Raises:
+        InputError: an id is out of range.
+    """
+    if ids.numel() == 0:
         return
     low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= tokens.num_sequences:
+    if low < 0 or high >= count:
         raise InputError(
-            f"sequence_ids: expected values in [0, {tokens.num_sequences}), got {low} to {high}. "
-            "Number the sequences of this micro-batch from 0."
+            f"sequence_ids: expected values in [0, {count}), one for each of {count} sequences, got {low} to {high}. "
+            "Number the sequences from 0."
         )

@@ -10,6 +10,7 @@ from logparity.losses.base import Denominators, EntropyMode, LogitPrecision, Met
 from logparity.losses.reduce import ReductionConfig, reduce_tokens
 from logparity.losses.select import as_mask, finite_tokens, mean_over, require_same_length, select
 from logparity.losses.sequences import Sequences, require_sequence_ids
+from logparity.losses.settings import require_kind
 
 
 def sft_loss(log_probs: Tensor, mask: Tensor) -> tuple[Tensor, Metrics]:
@@ -33,10 +34,16 @@ class SFTObjective:
     Args:
         reduction: how tokens become one number.
         strict: raise on NaN or infinity on an active token rather than leave it out and count it.
+
+    Raises:
+        ConfigError: the reduction is no `ReductionConfig`.
     """
 
     reduction: ReductionConfig = field(default_factory=ReductionConfig)
     strict: bool = False
+
+    def __post_init__(self) -> None:
+        require_kind("reduction", self.reduction, ReductionConfig)
 
     @property
     def precision(self) -> LogitPrecision:

@@ -10,8 +10,9 @@ from torch import Tensor
 from logparity.errors import ConfigError
 from logparity.losses.base import Denominators, EntropyMode, LogitPrecision, Metrics, ValueTensors
 from logparity.losses.reduce import ReductionConfig, reduce_tokens
-from logparity.losses.select import as_mask, finite_tokens, mean_over, require_same_length, select
+from logparity.losses.select import as_mask, finite_tokens, fixed, mean_over, require_same_length, select
 from logparity.losses.sequences import Sequences, require_sequence_ids
+from logparity.losses.settings import require_kind, require_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class ValueConfig:
     coefficient: float = 0.5
 
     def __post_init__(self) -> None:
+        require_numbers(coefficient=self.coefficient, **({} if self.clip is None else {"clip": self.clip}))
         if self.clip is not None and not self.clip > 0:
             raise ConfigError(f"clip of the value loss: expected a number > 0 or none, got {self.clip}.")
         if not 0 < self.coefficient < float("inf"):
@@ -55,11 +57,11 @@ def value_loss(
     Returns:
         Losses ``[N]``, 0 outside the mask, and metrics.
     """
-    now, target = select(values, mask), select(returns, mask).detach()
+    now, target = select(values, mask), fixed(returns, mask)
     error = (now - target).square()
     metrics = {"value/mean": mean_over(now, mask), "value/error": mean_over(error, mask)}
     if config.clip is not None:
-        old = select(old_values, mask).detach()
+        old = fixed(old_values, mask)
         clipped = (torch.clamp(now, old - config.clip, old + config.clip) - target).square()
         metrics["value/clip_fraction"] = mean_over(clipped > error, mask)
         error = torch.maximum(error, clipped)
@@ -74,11 +76,18 @@ class ValueObjective:
         config: clip and factor.
         reduction: how tokens become one number.
         strict: raise on NaN or infinity on an active token rather than leave it out and count it.
+
+    Raises:
+        ConfigError: a part is not a config of its kind.
     """
 
     config: ValueConfig = field(default_factory=ValueConfig)
     reduction: ReductionConfig = field(default_factory=ReductionConfig)
     strict: bool = False
+
+    def __post_init__(self) -> None:
+        require_kind("config", self.config, ValueConfig)
+        require_kind("reduction", self.reduction, ReductionConfig)
 
     @property
     def precision(self) -> LogitPrecision:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from logparity.errors import InputError
+from logparity.errors import ConfigError, InputError
 from logparity.losses.base import SequenceSum
-from logparity.losses.select import as_mask, require_same_length, select
+from logparity.losses.select import as_mask, require_finite, require_same_length, select
+from logparity.losses.settings import require_numbers
 
 
 def whiten(
@@ -26,12 +27,18 @@ def whiten(
         ``[N]`` in the dtype of the values; computed in float64.
 
     Raises:
+        ConfigError: epsilon is negative or not finite.
         InputError: fewer than two active tokens in all, where no variance exists.
+        NonFiniteError: an active value is not finite, here or on another rank; names it.
 
     Memory: a few float64 ``[N]``.
     """
     mask = as_mask(mask)
     require_same_length(values=values, mask=mask)
+    require_numbers(epsilon=epsilon)
+    if not 0 <= epsilon < float("inf"):
+        raise ConfigError(f"epsilon of the whitening: expected a finite number >= 0, got {epsilon}.")
+    require_finite(values, mask, "values to whiten", across=across)
     chosen = select(values.detach().double(), mask)
     count, total = _everywhere(torch.stack([mask.sum().double(), chosen.sum()]), across)
     if count < 2:

@@ -23,7 +23,7 @@ def read_parquet(path: Path, max_bytes: int) -> Iterator[TokenDump]:
 
     Args:
         path: the file.
-        max_bytes: bytes that its needed columns may take, uncompressed.
+        max_bytes: bytes that it may take, uncompressed.
 
     Yields:
         One dump per run of rows with the same ``step`` (or ``global_step``).
@@ -37,9 +37,11 @@ def read_parquet(path: Path, max_bytes: int) -> Iterator[TokenDump]:
             found, notes = resolve(file.schema_arrow.names, path.name)
             step = next((name for name in ("step", "global_step") if name in file.schema_arrow.names), None)
             wanted = [*found.values(), *([step] if step else [])]
-            check_size(_uncompressed(file.metadata, wanted), path.name, max_bytes)
+            check_size(_uncompressed(file.metadata), path.name, max_bytes)
             yield from by_step(_rows(file, found, step, wanted, notes), path.name)
-    except (pa.ArrowException, OSError) as error:
+    except InputError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:  # names may be no text, too
         raise InputError(f"{path.name}: expected a Parquet file, got an unreadable one ({error}).") from error
 
 
@@ -53,15 +55,9 @@ def _rows(file: Any, found: dict[str, str], step: str | None, wanted: list[str],
             yield (at if type(at) is int else None), columns, notes
 
 
-def _uncompressed(metadata: Any, wanted: list[str]) -> int:
-    total = 0
-    for group in range(metadata.num_row_groups):
-        columns = metadata.row_group(group)
-        for index in range(columns.num_columns):
-            column = columns.column(index)
-            if column.path_in_schema.split(".")[0] in wanted:
-                total += int(column.total_uncompressed_size)
-    return total
+def _uncompressed(metadata: Any) -> int:
+    """Bytes of all columns. Those of single columns are not asked for: damaged statistics end the process there."""
+    return sum(int(metadata.row_group(index).total_byte_size) for index in range(metadata.num_row_groups))
 
 
 __all__ = ["read_parquet"]

@@ -86,6 +86,7 @@ format: $(VENV)/.dev  ## format the code and mend what ruff can
 
 bench: $(BENCH_VENV)/.ready  ## time and memory against the real peers; rewrites the tables in docs/
 	HF_HUB_OFFLINE=1 $(BENCH_VENV)/bin/python -m benchmarks.log_probs
+	HF_HUB_OFFLINE=1 $(BENCH_VENV)/bin/python -m benchmarks.probe
 
 clean:  ## remove virtual environments and caches; runs/ stays
 	rm -rf $(VENV) $(BENCH_VENV) $(VERL_VENV) $(TRL_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

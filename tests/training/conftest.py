@@ -35,7 +35,7 @@ def tiny_config(tiny_model: Path, tmp_path: Path) -> Path:
         learning_rate = 1e-3
         [probe]
         enabled = true
-        save_dir = "{tmp_path / "run" / "prob_diff"}"
+        save_dir = "{{run}}/prob_diff"
         [algorithm]
         kl_coefficient = 0.01
         """,

@@ -141,6 +141,7 @@ def test_ctrl_c_saves_and_resumes(finished: Path, tiny_config: Path, tmp_path: P
         (["--rollout.max-new-tokens", "1000"], "model's context is 128"),
         (["--reward", "tests.training.test_loop:always_nan"], "expected a finite number, got nan"),
         (["--reward", "tests.training.test_loop:always_raises"], "raised RuntimeError('boom')"),
+        (["--reward", "tests.training.test_loop:always_exits"], "raised SystemExit(3)"),
         (["--run.folder", "/proc/run"], "cannot be written"),
     ],
 )
@@ -153,12 +154,39 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert len(errors.strip().splitlines()) == 1
 
 
+def test_a_mistake_costs_no_earlier_run(finished: Path, tiny_config: Path) -> None:
+    before = (finished / "metrics.jsonl").read_bytes()
+    for flags in (["--model", "/no/such/model"], ["--reward", "tests.training.test_loop:always_nan"]):
+        assert main(["train", str(tiny_config), "--overwrite", *flags]) == 2
+        assert (finished / "metrics.jsonl").read_bytes() == before
+        assert (finished / "report.html").exists()
+
+
+def test_a_failed_start_does_not_block_the_next(tiny_config: Path, tmp_path: Path) -> None:
+    assert main(["train", str(tiny_config), "--model", "/no/such/model"]) == 2
+    assert not (tmp_path / "run").exists()
+    assert main(["train", str(tiny_config), "--reward", "tests.training.test_loop:always_nan"]) == 2
+    assert main(["train", str(tiny_config), "--run.steps", "1"]) == 0
+
+
+def test_files_of_two_runs_are_not_mixed(tiny_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shared = ["--run.steps", "1", "--probe.save-dir", str(tmp_path / "pairs")]
+    assert main(["train", str(tiny_config), *shared]) == 0
+    assert ".npy is missing" not in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert main(["train", str(tiny_config), *shared, "--run.folder", str(tmp_path / "other")]) == 2
+    assert "holds per-token files of another run" in capsys.readouterr().err
+
+
 def always_nan(sample: object) -> float:
     return math.nan
 
 
 def always_raises(sample: object) -> float:
     raise RuntimeError("boom")
+
+
+def always_exits(sample: object) -> float:
+    sys.exit(3)
 
 
 def sometimes_raises(sample: Any) -> float:

@@ -13,6 +13,7 @@ _COLUMNS = (
     ("reward", "reward/mean", "7.4f"),
     ("mean |dp|", "training/rollout_probs_diff_mean", "9.2e"),
     ("max |dp|", "training/rollout_probs_diff_max", "9.2e"),
+    ("k3", "mismatch/k3", "9.2e"),
     ("loss", "actor/loss", "8.4f"),
     ("grad", "actor/grad_norm", "7.3f"),
     ("tok/s", "perf/tokens_per_second", "6.0f"),
@@ -48,6 +49,9 @@ class TerminalView:
     def start(self, folder: Path, first_step: int, steps: int) -> None:
         """Print the heading."""
         self._steps = steps
+        if first_step > steps:
+            self._console.print(f"run folder {folder}: all {steps} steps are taken; set run.steps to go on")
+            return
         self._console.print(f"run folder {folder}, steps {first_step} to {steps}")
         self._console.print("  step " + " ".join(f"{name:>9}" for name, _, _ in _COLUMNS) + "   seconds")
 

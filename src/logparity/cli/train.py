@@ -24,7 +24,7 @@ def train(
     resume: Annotated[bool, Parameter(negative="")] = False,
     overwrite: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
-    """Train a policy with GRPO and compare trainer and rollout engine on every step.
+    """Train a policy with GRPO or another algorithm; with probe.enabled, compare both sides on every step.
 
     Settings come from CONFIG (TOML); any of them can be given as a flag, which wins over the file:
 

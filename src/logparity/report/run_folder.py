@@ -57,7 +57,8 @@ def read_run(path: Path) -> RunFolder:
     if not path.is_dir():
         raise InputError(f"{path}: expected a run folder, got {'a file' if path.exists() else 'nothing there'}.")
     notes: list[str] = []
-    metrics, config, analysis = _metrics(path, notes), _config(path, notes), _analysis(path, notes)
+    metrics, config = _metrics(path, notes), _config(path, notes)
+    analysis = _analysis(_pairs_folder(path, config), notes)
     rollouts = tuple(sorted((path / "rollouts").glob("*.parquet")))
     if not rollouts:
         notes.append("rollouts/*.parquet is missing: no scatter, no worst tokens, no text")
@@ -101,21 +102,27 @@ def _config(path: Path, notes: list[str]) -> Mapping[str, Any]:
     return {}
 
 
-def _analysis(path: Path, notes: list[str]) -> Analysis | None:
-    folder = path / "prob_diff"
+def _pairs_folder(path: Path, config: Mapping[str, Any]) -> Path:
+    """Where the run's settings say that its per-token files are, ``{run}`` standing for the run folder."""
+    named = config.get("probe.save_dir")
+    return Path(str(named).replace("{run}", str(path))) if named else path / "prob_diff"
+
+
+def _analysis(folder: Path, notes: list[str]) -> Analysis | None:
     if not folder.is_dir() or not any(folder.glob("prob_diff*.npy")):
         notes.append(
-            "prob_diff/*.npy is missing: no picture by position, no token map (the probe was off, or had no save_dir)"
+            f"{folder}/prob_diff*.npy is missing: no picture by position, no token map (the probe was off, or had no "
+            "save_dir)"
         )
         return None
     try:
         analysis = analyze_folder(folder)
     except InputError as error:
-        notes.append(f"prob_diff/ could not be read: {error}")
+        notes.append(f"{folder} could not be read: {error}")
         return None
     if analysis.summary.not_finite:
         notes.append(
-            f"prob_diff/: {analysis.summary.not_finite:,} valid tokens are NaN or infinite, left out of every figure"
+            f"{folder}: {analysis.summary.not_finite:,} valid tokens are NaN or infinite, left out of every figure"
         )
     if analysis.leaked:
         notes.append(f"prob_diff/: {analysis.leaked:,} slots outside the mask are not 0, left out")

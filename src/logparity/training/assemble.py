@@ -13,6 +13,7 @@ from logparity.records import Rollout, SamplingSettings
 from logparity.rollout import HFRolloutEngine
 from logparity.rollout.base import RolloutEngine
 from logparity.training.config import EMBEDDED_MODEL, TaskConfig, TrainConfig
+from logparity.training.probe_folder import probe_folder
 from logparity.training.rewards import Reward, find_reward
 from logparity.training.tasks import Prompt, arithmetic_prompts, digits_prompts, read_prompts
 from logparity.training.text import Codec
@@ -163,7 +164,7 @@ def _probe(config: TrainConfig) -> TokenProbe | None:
     return TokenProbe(
         ProbeConfig(
             enabled=True,
-            save_dir=config.probe.save_dir,
+            save_dir=probe_folder(config),
             token_max_print=config.probe.token_max_print,
             sample_max_print=config.probe.sample_max_print,
         )

@@ -236,7 +236,7 @@ class ProbeSection(Section):
     enabled: bool = False
     """Compare on every step."""
     save_dir: Path | None = None
-    """Folder of the per-token .npy pairs; none: no files."""
+    """Folder of the per-token .npy pairs, {run} standing for the run folder; none: no files."""
     token_max_print: NonNegative = 10
     """Positions per sample in the grid of metrics."""
     sample_max_print: NonNegative = 8

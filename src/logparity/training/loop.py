@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from logparity.report import write_report
 from logparity.training.assemble import Parts, assemble
 from logparity.training.checkpoint import Stateful, list_checkpoints, load_checkpoint, save_checkpoint
 from logparity.training.config import TrainConfig
 from logparity.training.interrupt import stop_on_signal
-from logparity.training.run_folder import Existing, RunFolder, open_run_folder
+from logparity.training.probe_folder import require_own_folder
+from logparity.training.run_folder import (
+    Existing,
+    RunFolder,
+    check_run_folder,
+    forget_replaced,
+    open_run_folder,
+    restore_replaced,
+)
 from logparity.training.sft_step import sft_step
 from logparity.training.step import hand_over_weights, rl_step
 from logparity.training.tracking import Trackers, open_trackers
@@ -38,22 +49,41 @@ def run_training(config: TrainConfig, existing: Existing = Existing.REFUSE, view
 
 def _run(config: TrainConfig, world: World, existing: Existing, view: View) -> bool:
     resolved = config.model_dump(mode="json")
-    run = world.share(lambda: open_run_folder(config.run.folder, resolved, existing))
+    world.share(lambda: _check(config, resolved, existing))
     parts = assemble(config, world, view)
-    last_step = _restore(run, parts)
-    hand_over_weights(parts)
-    trackers = Trackers([])
-    if world.is_driver:
-        trackers = open_trackers(config.tracking, run.root, run.metrics, last_step, resolved)
-        _note_start(run, last_step)
+    run = world.share(lambda: open_run_folder(config.run.folder, resolved, existing))
     try:
-        view.start(run.root, last_step + 1, config.run.steps)
-        finished = _take_steps(config, world, run, parts, trackers, view, last_step)
+        last_step = _restore(run, parts)
+        hand_over_weights(parts)
+        with _trackers(config, world, run, last_step) as trackers:
+            view.start(run.root, last_step + 1, config.run.steps)
+            finished = _take_steps(config, world, run, parts, trackers, view, last_step)
     finally:
-        trackers.close()
+        if world.is_driver:
+            restore_replaced(run)
     if config.run.report and world.is_driver:
         view.message(f"report: {write_report(run.root)}")
     return finished
+
+
+def _check(config: TrainConfig, resolved: dict[str, Any], existing: Existing) -> None:
+    check_run_folder(config.run.folder, resolved, existing)
+    if existing is not Existing.RESUME:
+        require_own_folder(config)
+
+
+@contextmanager
+def _trackers(config: TrainConfig, world: World, run: RunFolder, last_step: int) -> Iterator[Trackers]:
+    """The driver's trackers; other ranks have none."""
+    trackers = Trackers([])
+    if world.is_driver:
+        resolved = config.model_dump(mode="json")
+        trackers = open_trackers(config.tracking, run.root, run.metrics, last_step, resolved)
+        _note_start(run, last_step)
+    try:
+        yield trackers
+    finally:
+        trackers.close()
 
 
 def _take_steps(
@@ -65,6 +95,8 @@ def _take_steps(
             metrics = take(config, world, parts, run, view, step)
             trackers.log(step, metrics)
             view.step(step, metrics)
+            if world.is_driver:
+                forget_replaced(run)
             stopping = world.share(lambda: stop.requested)
             if step % config.run.checkpoint_every == 0 or step == config.run.steps or stopping:
                 save_checkpoint(run.checkpoints, step, _states(parts), config.run.keep_checkpoints, world)

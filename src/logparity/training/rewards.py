@@ -117,7 +117,7 @@ def compute_rewards(
 def _finite_reward(reward: Reward, sample: RewardSample) -> float:
     try:
         value = float(reward(sample))
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a library's sys.exit must not end the run without a word
         raise RewardError(
             f"Reward of sample {sample.key!r} raised {error!r}. Fix the function, or set on_reward_error = 'skip'."
         ) from error

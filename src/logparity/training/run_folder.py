@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -54,40 +55,77 @@ class RunFolder:
         """Folder of the checkpoints, one folder each."""
         return self.root / "checkpoints"
 
+    @property
+    def replaced(self) -> Path:
+        """Where a run that this one replaces waits until this one has taken a step."""
+        return self.root.with_name(f".{self.root.name}.replaced")
+
     def rollouts_of(self, step: int) -> Path:
         """Parquet file of one step's rollouts."""
         return self.rollouts / f"step_{step:06d}.parquet"
 
 
-def open_run_folder(root: Path, config: dict[str, Any], existing: Existing) -> RunFolder:
-    """Create a run folder, or take an existing one as told; nothing is computed before this succeeds.
+def check_run_folder(root: Path, config: dict[str, Any], existing: Existing) -> None:
+    """Find out whether a run may use a folder, before anything is computed and without changing it.
 
     Args:
         root: the folder.
-        config: resolved configuration, JSON-ready; kept in the folder and compared on resume.
-        existing: what to do where the folder exists and is not empty.
+        config: resolved configuration, JSON-ready; compared on resume.
+        existing: what to do where the folder holds a run that has taken a step.
+
+    Raises:
+        RunFolderError: the folder holds a run and may not be touched, is no run folder, cannot be written, or was made
+            with another configuration.
+    """
+    run = RunFolder(root)
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        earlier = _read_config(run)
+        if _has_taken_a_step(run):
+            _require_permission(run, earlier, config, existing)
+    _require_writable(root)
+
+
+def open_run_folder(root: Path, config: dict[str, Any], existing: Existing) -> RunFolder:
+    """Create a run folder, or take an existing one, as `check_run_folder` allowed.
+
+    A run that is replaced is moved aside; `forget_replaced` removes it once the new run has taken a step, and
+    `restore_replaced` puts it back where it has not.
+
+    Args:
+        root: the folder.
+        config: resolved configuration, JSON-ready; kept in the folder.
+        existing: what to do where the folder holds a run that has taken a step.
 
     Returns:
         The folder's paths.
 
     Raises:
-        RunFolderError: the folder exists and may not be touched, is not a run folder, cannot be written, or was made
-            with another configuration.
+        RunFolderError: the folder cannot be written.
     """
     run = RunFolder(root)
-    occupied = root.exists() and (not root.is_dir() or any(root.iterdir()))
-    if occupied:
-        _settle_existing(run, config, existing)
     try:
+        if existing is Existing.OVERWRITE and _has_taken_a_step(run):
+            shutil.rmtree(run.replaced, ignore_errors=True)
+            root.rename(run.replaced)
         for folder in (root, run.rollouts, run.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
         marked = {_MARK: __version__, **config}
         write_atomically(run.config, json.dumps(marked, indent=2, sort_keys=True) + "\n")
     except OSError as error:
-        raise RunFolderError(
-            f"Run folder {root}: cannot be written ({error.strerror or error}). Set run.folder."
-        ) from None
+        raise _cannot_write(root, error) from None
     return run
+
+
+def forget_replaced(run: RunFolder) -> None:
+    """Remove the run that this one replaced, if there is one."""
+    shutil.rmtree(run.replaced, ignore_errors=True)
+
+
+def restore_replaced(run: RunFolder) -> None:
+    """Put the replaced run back, if there is one: the new one failed before its first step."""
+    if run.replaced.exists():
+        shutil.rmtree(run.root)
+        run.replaced.rename(run.root)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -108,20 +146,38 @@ def write_atomically(path: Path, text: str) -> None:
         scratch.unlink(missing_ok=True)
 
 
-def _settle_existing(run: RunFolder, config: dict[str, Any], existing: Existing) -> None:
+def _require_permission(run: RunFolder, earlier: dict[str, Any], config: dict[str, Any], existing: Existing) -> None:
     if existing is Existing.REFUSE:
         raise RunFolderError(
             f"Run folder {run.root} exists. Pass --resume to go on with it, --overwrite to replace it, or set "
             "run.folder."
         )
-    earlier = _read_config(run)
-    if existing is Existing.OVERWRITE:
-        try:
-            shutil.rmtree(run.root)
-        except OSError as error:
-            raise RunFolderError(f"Run folder {run.root}: cannot be replaced ({error.strerror or error}).") from None
-    else:
+    if existing is Existing.RESUME:
         _require_same_config(run, earlier, config)
+
+
+def _has_taken_a_step(run: RunFolder) -> bool:
+    """Whether there is anything to lose: a run that failed before its first step may be started again at will."""
+    return (run.metrics.exists() and run.metrics.stat().st_size > 0) or any(run.checkpoints.glob("step_*"))
+
+
+def _require_writable(root: Path) -> None:
+    """Make a file where the run folder is or will be, and leave no trace."""
+    made = [folder for folder in (root, *root.parents) if not folder.exists()]
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        write_atomically(root / ".writable", "")
+        (root / ".writable").unlink()
+    except OSError as error:
+        raise _cannot_write(root, error) from None
+    finally:
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def _cannot_write(root: Path, error: OSError) -> RunFolderError:
+    return RunFolderError(f"Run folder {root}: cannot be written ({error.strerror or error}). Set run.folder.")
 
 
 def _read_config(run: RunFolder) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from logparity.errors import LogparityError
 from logparity.notation import IGNORE_INDEX
 from logparity.ops import checks
-from logparity.ops.calls import scores_in_shape, tell_others
+from logparity.ops.agreement import agree
+from logparity.ops.calls import axis_size, open_exchange, scores_in_shape
 from logparity.ops.choice import choose
 from logparity.ops.chunked import GradientPlace, chunked_scores
 from logparity.ops.guards import gradient_place
@@ -18,7 +18,8 @@ from logparity.ops.options import ChunkSize, Scoring, scoring
 from logparity.ops.reference import reference_scores
 from logparity.ops.results import TokenLogProbs
 from logparity.ops.support import Support
-from logparity.parallel.vocab import ShardLayout, VocabShard, shard_layout
+from logparity.parallel.collectives import Exchange
+from logparity.parallel.vocab import VocabShard
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -88,15 +89,15 @@ def token_log_probs(
         keeps the caller's logits and numbers per target, and adds the gradient in the logits' dtype unless it has
         another place to go.
     """
-    checks.logits_tensor(logits)
-    layout = _layout(shard, logits)
-    try:
-        checks.columns_match(logits.shape[-1], layout.own[1] - layout.own[0], "logits")
+    columns = axis_size(logits, -1)
+    with open_exchange(shard, logits, columns, targets, rows=rows, impl=impl, support=support is not None) as exchange:
+        checks.logits_tensor(logits)
+        checks.columns_match(columns, exchange.layout.own, "logits")
         asked = scoring(
             targets,
             leading=logits.shape[:-1],
             device=logits.device,
-            columns=layout.columns,
+            columns=exchange.layout.columns,
             temperature=temperature,
             entropy=entropy,
             support=support,
@@ -110,18 +111,14 @@ def token_log_probs(
         )
         impl = choose(impl, device=logits.device, dtype=logits.dtype).impl
         place = gradient_place(logits, grad_into_logits, grad_buffer)
-    except LogparityError as failure:
-        tell_others(failure, layout, logits, targets, impl, entropy, support is not None, valid_vocab_size)
-        raise
-    with torch.autocast(logits.device.type, enabled=False):
-        return scores_in_shape(asked, lambda some: _run(logits, some, layout, place, impl))
+        agree(exchange, asked, impl, logits.dtype)
+        with torch.autocast(logits.device.type, enabled=False):
+            return scores_in_shape(
+                asked, lambda some: _run(logits, some, exchange, place, impl), may_wait=impl == "reference"
+            )
 
 
-def _layout(shard: VocabShard | None, logits: Tensor) -> ShardLayout:
-    return ShardLayout.whole(logits.shape[-1]) if shard is None else shard_layout(shard, logits.device)
-
-
-def _run(logits: Tensor, asked: Scoring, layout: ShardLayout, place: GradientPlace, impl: str) -> TokenLogProbs:
+def _run(logits: Tensor, asked: Scoring, exchange: Exchange, place: GradientPlace, impl: str) -> TokenLogProbs:
     if impl == "reference":
-        return reference_scores(logits, asked, layout)
-    return chunked_scores(logits, asked, layout, place)
+        return reference_scores(logits, asked, exchange)
+    return chunked_scores(logits, asked, exchange, place)

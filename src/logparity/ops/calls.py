@@ -2,63 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
-from logparity.errors import LogparityError
+from logparity.ops import checks
 from logparity.ops.options import Scoring
 from logparity.ops.results import TokenLogProbs
-from logparity.ops.totals import totals_payload
-from logparity.parallel.collectives import exchange
-from logparity.parallel.gather import gather_payload
-from logparity.parallel.vocab import ShardLayout
+from logparity.ops.totals import totals_bytes
+from logparity.parallel.collectives import Exchange, rows_with_room
+from logparity.parallel.gather import columns_bytes
+from logparity.parallel.groups import resolve_group, speaking_device
+from logparity.parallel.vocab import ShardLayout, VocabShard, shard_layout
 
 Run = Callable[[Scoring], TokenLogProbs]
 
 
-def tell_others(
-    failure: LogparityError,
-    layout: ShardLayout,
-    like: Tensor,
+def open_exchange(
+    shard: VocabShard | None,
+    source: Tensor,
+    columns: int,
     targets: Tensor,
-    impl: str,
-    entropy: str,
-    support: bool,
-    valid: int | None,
-) -> None:
-    """Take part in the collective that the other ranks wait in, with the failure as payload.
+    *,
+    rows: Tensor | Sequence[int] | None = None,
+    impl: str = "auto",
+    support: bool = False,
+) -> Exchange:
+    """The collective of a call, opened before its arguments are checked, so that a failed check can be told.
+
+    Its size comes from arguments that may be wrong on this rank: the number of rows from the logits where they are
+    logits, else from the targets.
 
     Args:
-        failure: what went wrong here.
-        layout: who waits.
-        like: gives dtype and device of what the reference gathers.
+        shard: as the caller gave it.
+        source: logits or hidden states, as the caller gave them.
+        columns: columns held where there is no shard.
         targets: as the caller gave them.
+        rows: as the caller gave them.
         impl: as the caller gave it.
-        entropy: as the caller gave it.
         support: whether there is one.
-        valid: ``valid_vocab_size`` as the caller gave it.
+
+    Returns:
+        The exchange, and in it who holds which columns.
+
+    Raises:
+        InputError: the shard is not one: then there is nobody to tell.
+        ShardError: on every rank: shards overlap or leave a gap.
     """
+    layout, device = find_others(shard, columns, source, targets)
     if layout.alone:
-        return
-    count = targets.numel() if isinstance(targets, Tensor) else 0
-    columns = valid if valid is not None and 1 <= valid <= layout.columns else layout.columns
+        return Exchange(layout)
+    count = _expected_targets(source, targets, rows)
     if impl == "reference":
-        payload = gather_payload(count, layout, like)
+        size = columns_bytes(rows_with_room(count), layout, torch.float64.itemsize)
     else:
-        payload = totals_payload(count, layout, columns, entropy, support, like.device)
-    exchange(payload, layout, failure=failure)
+        size = totals_bytes(count, layout, support)
+    return Exchange(layout, device, size)
 
 
-def scores_in_shape(asked: Scoring, run: Run) -> TokenLogProbs:
-    """Run on the targets that are not ignored; the others score 0. Results come in the shape of the targets."""
-    return _each(_without_ignored(asked, run), lambda values: values.reshape(asked.shape))
+def find_others(shard: VocabShard | None, columns: int, *given: Tensor) -> tuple[ShardLayout, torch.device]:
+    """Who holds which columns, and where they communicate, from arguments that may be wrong."""
+    checks.vocab_shard(shard)
+    device = next((each.device for each in given if isinstance(each, Tensor)), torch.device("cpu"))
+    if shard is None:
+        return ShardLayout.whole(columns), device
+    device = speaking_device(resolve_group(shard.group), device)
+    return shard_layout(shard, device), device
 
 
-def _without_ignored(asked: Scoring, run: Run) -> TokenLogProbs:
+def _expected_targets(source: Tensor, targets: Tensor, rows: Tensor | Sequence[int] | None) -> int:
+    if rows is None and isinstance(source, Tensor) and source.dim():
+        return source.shape[:-1].numel()
+    return targets.numel() if isinstance(targets, Tensor) else 0
+
+
+def axis_size(tensor: Tensor, axis: int) -> int:
+    """Size of an axis; 1 where there is no such axis, for the checks to complain about."""
+    return tensor.shape[axis] if isinstance(tensor, Tensor) and tensor.dim() else 1
+
+
+def scores_in_shape(asked: Scoring, run: Run, *, may_wait: bool = False) -> TokenLogProbs:
+    """Run on the targets that are not ignored; the others score 0. Results come in the shape of the targets.
+
+    Args:
+        asked: what is asked.
+        run: scores flat targets.
+        may_wait: whether to leave ignored rows out even where that waits for the device.
+
+    Returns:
+        Scores of all targets.
+    """
+    return _each(_without_ignored(asked, run, may_wait), lambda values: values.reshape(asked.shape))
+
+
+def _without_ignored(asked: Scoring, run: Run, may_wait: bool) -> TokenLogProbs:
     ignored = asked.targets == asked.ignore_index
-    if ignored.device.type == "cpu":
+    if may_wait or ignored.device.type == "cpu":
         if not bool(ignored.any()):
             return run(asked)
         kept = ignored.logical_not().nonzero().flatten()

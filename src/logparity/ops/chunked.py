@@ -17,6 +17,7 @@ from logparity.ops.results import TokenLogProbs
 from logparity.ops.rows import zero_rows_
 from logparity.ops.statistics import local_statistics, working_dtype
 from logparity.ops.totals import RowTotals, gather_totals
+from logparity.parallel.collectives import Exchange
 from logparity.parallel.vocab import ShardLayout
 
 
@@ -38,13 +39,13 @@ class GradientPlace:
         return self.into_logits or self.buffer is not None
 
 
-def chunked_scores(logits: Tensor, scoring: Scoring, layout: ShardLayout, place: GradientPlace) -> TokenLogProbs:
+def chunked_scores(logits: Tensor, scoring: Scoring, exchange: Exchange, place: GradientPlace) -> TokenLogProbs:
     """Scores of flat targets ``[N]``.
 
     Args:
         logits: ``[.., V_local]``.
         scoring: what is asked.
-        layout: who holds which columns.
+        exchange: the collective, and who holds which columns.
         place: where the gradient goes.
 
     Returns:
@@ -55,13 +56,13 @@ def chunked_scores(logits: Tensor, scoring: Scoring, layout: ShardLayout, place:
         gradient.
     """
     if torch.is_grad_enabled() and logits.requires_grad:
-        return TokenLogProbs(*_ChunkedScores.apply(logits, scoring, layout, place))  # type: ignore[no-untyped-call]
-    totals = _totals(logits, scoring, layout)
+        return TokenLogProbs(*_ChunkedScores.apply(logits, scoring, exchange, place))  # type: ignore[no-untyped-call]
+    totals = _totals(logits, scoring, exchange)
     return totals.outputs(working_dtype(logits.dtype))
 
 
-def _totals(logits: Tensor, scoring: Scoring, layout: ShardLayout) -> RowTotals:
-    return gather_totals(local_statistics(logits, scoring, _grid(scoring, layout)), scoring, layout)
+def _totals(logits: Tensor, scoring: Scoring, exchange: Exchange) -> RowTotals:
+    return gather_totals(local_statistics(logits, scoring, _grid(scoring, exchange.layout)), scoring, exchange)
 
 
 def _grid(scoring: Scoring, layout: ShardLayout) -> BlockGrid:
@@ -73,13 +74,13 @@ class _ChunkedScores(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, scoring: Scoring, layout: ShardLayout, place: GradientPlace
+        ctx: Any, logits: Tensor, scoring: Scoring, exchange: Exchange, place: GradientPlace
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        totals = _totals(logits, scoring, layout)
+        totals = _totals(logits, scoring, exchange)
         outputs = totals.outputs(working_dtype(logits.dtype))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(logits, *totals)
-        ctx.scoring, ctx.layout, ctx.place, ctx.spent = scoring, layout, place, False
+        ctx.scoring, ctx.layout, ctx.place, ctx.spent = scoring, exchange.layout, place, False
         if outputs.entropy is not None and scoring.entropy is Entropy.VALUE:
             ctx.mark_non_differentiable(outputs.entropy)
         return outputs

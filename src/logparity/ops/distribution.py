@@ -23,24 +23,25 @@ class Distribution:
     temperature: float | Tensor = 1.0
 
     def rate(self, rows: slice | None = None) -> float | Tensor:
-        """``1 / temperature``: a float, or float64 ``[rows, 1]``."""
+        """``scale / temperature``: a float, or float64 ``[rows, 1]``."""
+        # Both are applied after the maximum is taken off: before, either would round a large common offset.
         if isinstance(self.temperature, float):
-            return 1.0 / self.temperature
+            return self.scale / self.temperature
         chosen = self.temperature if rows is None else self.temperature[rows]
-        return chosen.reciprocal().unsqueeze(-1)
+        return chosen.reciprocal().mul_(self.scale).unsqueeze(-1)
 
     def shape_(self, values: Tensor) -> Tensor:
-        """Apply softcap and scale in place (temperature comes later, off the maximum)."""
+        """Apply the softcap in place (scale and temperature come later, off the maximum)."""
         if self.softcap is not None:
             largest = torch.finfo(values.dtype).max
             finite = values.clamp(min=-largest, max=largest)
             values.sub_(finite)  # 0, or the infinity that is to stay
             values.add_(finite.div_(self.softcap).tanh_().mul_(self.softcap))
-        return values if self.scale == 1.0 else values.mul_(self.scale)
+        return values
 
     def slope(self, shaped: Tensor) -> Tensor | None:
-        """``d shaped / d logits / scale`` from shaped values, newly allocated; None where it is 1 everywhere."""
+        """``d shaped / d logits`` from shaped values, newly allocated; None where it is 1 everywhere."""
         if self.softcap is None:
             return None
-        ratio = (shaped / (self.scale * self.softcap)).clamp_(-1.0, 1.0)  # the clamp takes infinities to slope 0
+        ratio = (shaped / self.softcap).clamp_(-1.0, 1.0)  # the clamp takes infinities to slope 0
         return ratio.square_().neg_().add_(1.0)

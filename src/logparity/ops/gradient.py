@@ -1,9 +1,9 @@
 r"""Gradient of the scores with respect to the logits: the formula, and what of it is one number per row.
 
 With ``p = softmax``, ``q`` the same over the support, and upstream gradients ``g`` (log-prob), ``h`` (entropy), ``s``
-(supported log-prob), all at temperature ``tau`` and for target ``t``::
+(supported log-prob), all at ``rate = scale / temperature`` and for target ``t``::
 
-    d/dy_j = (1/tau) * [ g (1[j=t] - p_j)  -  h p_j (log p_j + entropy)  +  s (1[j=t] - q_j) ]
+    d/dy_j = rate * [ g (1[j=t] - p_j)  -  h p_j (log p_j + entropy)  +  s (1[j=t] - q_j) ]
 
 Off the target this is ``exp(z_j) * (constant + slope * z_j)`` with ``z_j`` the exponent below the row's maximum; at the
 target it is formed as a whole in float64, so that ``1 - p_t`` does not cancel.
@@ -72,9 +72,9 @@ class GradientTerms:
 
 
 def gradient_terms(totals: RowTotals, upstream: Upstream, scoring: Scoring) -> GradientTerms:
-    """The per-row numbers of the formula above, times the logits' scale; exactly 0 for rows without gradient."""
+    """The per-row numbers of the formula above; exactly 0 for rows without gradient."""
     rate = scoring.distribution.rate()
-    rate = (rate.squeeze(-1) if isinstance(rate, Tensor) else rate) * scoring.distribution.scale
+    rate = rate.squeeze(-1) if isinstance(rate, Tensor) else rate
     inverse_sum = (-totals.log_sum).exp()
     constant = torch.zeros_like(totals.max)
     target, slope, support = torch.zeros_like(constant), None, None

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from logparity.errors import InputError
+from logparity.ops.checks import kind_of
 from logparity.ops.chunked import GradientPlace
-
-_VIEWS = ("View", "Alias", "Select", "Slice", "Squeeze", "Unsqueeze", "Transpose", "Permute", "AsStrided", "TBackward")
 
 
 def gradient_place(logits: Tensor, into_logits: bool, buffer: Tensor | None) -> GradientPlace:
@@ -36,6 +35,10 @@ def gradient_place(logits: Tensor, into_logits: bool, buffer: Tensor | None) -> 
 
 
 def _check_buffer(buffer: Tensor, logits: Tensor) -> None:
+    if not isinstance(buffer, Tensor):
+        raise InputError(
+            f"grad_buffer: expected a tensor like the logits, got {kind_of(buffer)}. Use torch.empty_like(logits)."
+        )
     wanted, got = (f"{list(x.shape)} of {x.dtype} on {x.device}" for x in (logits, buffer))
     if wanted != got:
         raise InputError(f"grad_buffer: expected {wanted}, like the logits, got {got}. Use torch.empty_like(logits).")
@@ -49,21 +52,21 @@ def _check_buffer(buffer: Tensor, logits: Tensor) -> None:
 
 
 def _check_overwritable(logits: Tensor) -> None:
-    if logits.is_leaf:
+    # A view of any kind knows the tensor that it is a view of.
+    base = logits if logits._base is None else logits._base
+    if logits.is_leaf or (base.is_leaf and base.requires_grad):
         raise InputError(
-            "grad_into_logits: expected logits computed by a model, got a leaf that requires grad, whose values "
-            "backward would destroy. Drop grad_into_logits."
+            "grad_into_logits: expected logits computed by a model, got a leaf that requires grad (or a view of one), "
+            "whose values backward would destroy. Drop grad_into_logits."
         )
     _check_distinct_rows(logits, "logits")
-    maker = logits.grad_fn
-    while maker is not None:
+    for maker in filter(None, (logits.grad_fn, base.grad_fn)):
         kept = getattr(maker, "_saved_result", None)
         if isinstance(kept, Tensor) and kept.untyped_storage().data_ptr() == logits.untyped_storage().data_ptr():
             raise InputError(
                 f"grad_into_logits: expected logits that nobody else needs, but {maker.name()}, which made them, keeps "
                 "them for its own backward. Drop grad_into_logits (softcaps: pass logit_softcap instead)."
             )
-        maker = maker.next_functions[0][0] if any(view in maker.name() for view in _VIEWS) else None
 
 
 def _check_distinct_rows(tensor: Tensor, name: str) -> None:

@@ -8,10 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from logparity.errors import InputError, LogparityError
+from logparity.errors import InputError
 from logparity.notation import IGNORE_INDEX
 from logparity.ops import checks
-from logparity.ops.calls import scores_in_shape, tell_others
+from logparity.ops.agreement import agree
+from logparity.ops.calls import axis_size, open_exchange, scores_in_shape
 from logparity.ops.choice import choose
 from logparity.ops.linear_chunked import linear_scores
 from logparity.ops.options import ChunkSize, Scoring, scoring
@@ -20,7 +21,8 @@ from logparity.ops.results import TokenLogProbs
 from logparity.ops.statistics import working_dtype
 from logparity.ops.support import Support
 from logparity.ops.tiles import Head
-from logparity.parallel.vocab import ShardLayout, VocabShard, shard_layout
+from logparity.parallel.collectives import Exchange
+from logparity.parallel.vocab import VocabShard
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -97,16 +99,16 @@ def linear_token_log_probs(
         A tile, ``chunk_size * 4096`` values, and 2 to 5 MiB. Backward adds the gradients: hidden states in float32 and
         in their dtype, the weight, and, with more rows than one chunk, a tile's weight in float32.
     """
-    _check_tensors(hidden, weight, bias)
-    layout = ShardLayout.whole(weight.shape[0]) if shard is None else shard_layout(shard, hidden.device)
-    try:
-        checks.columns_match(weight.shape[0], layout.own[1] - layout.own[0], "weight")
+    columns = axis_size(weight, 0)
+    with open_exchange(shard, hidden, columns, targets, rows=rows, impl=impl, support=support is not None) as exchange:
+        _check_tensors(hidden, weight, bias)
+        checks.columns_match(columns, exchange.layout.own, "weight")
         head = _head(hidden, weight, bias, logits_dtype)
         asked = scoring(
             targets,
             leading=hidden.shape[:-1],
             device=hidden.device,
-            columns=layout.columns,
+            columns=exchange.layout.columns,
             temperature=temperature,
             entropy=entropy,
             support=support,
@@ -119,30 +121,29 @@ def linear_token_log_probs(
             validate=validate,
         )
         impl = choose(impl, device=hidden.device, dtype=hidden.dtype).impl
-    except LogparityError as failure:
-        double = hidden.new_empty(0, dtype=torch.float64)
-        tell_others(failure, layout, double, targets, impl, entropy, support is not None, valid_vocab_size)
-        raise
-    with torch.autocast(hidden.device.type, enabled=False):
-        return scores_in_shape(asked, lambda some: _scores(head, some, layout, impl))
+        agree(exchange, asked, impl, head.hidden.dtype)
+        with torch.autocast(hidden.device.type, enabled=False):
+            return scores_in_shape(
+                asked, lambda some: _scores(head, some, exchange, impl), may_wait=impl == "reference"
+            )
 
 
-def _scores(head: Head, asked: Scoring, layout: ShardLayout, impl: str) -> TokenLogProbs:
+def _scores(head: Head, asked: Scoring, exchange: Exchange, impl: str) -> TokenLogProbs:
     """Score targets whose hidden states are picked out first: only those are worth a matrix product."""
     if asked.rows is not None:
         head = replace(head, hidden=head.hidden[asked.rows])
         asked = replace(asked, rows=None)
     if impl == "reference":
-        return _reference(head, asked, layout)
-    return linear_scores(head, asked, layout)
+        return _reference(head, asked, exchange)
+    return linear_scores(head, asked, exchange)
 
 
-def _reference(head: Head, asked: Scoring, layout: ShardLayout) -> TokenLogProbs:
+def _reference(head: Head, asked: Scoring, exchange: Exchange) -> TokenLogProbs:
     logits = head.hidden.double() @ head.weight.double().t()
     if head.bias is not None:
         logits = logits + head.bias.double()
     dtype = working_dtype(head.hidden.dtype)
-    scores = reference_scores(logits, asked, layout)
+    scores = reference_scores(logits, asked, exchange)
     return TokenLogProbs._make(None if each is None else each.to(dtype) for each in scores)
 
 
@@ -166,19 +167,17 @@ def _head(hidden: Tensor, weight: Tensor, bias: Tensor | None, logits_dtype: tor
 
 
 def _check_tensors(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    for name, value, axes in (("hidden", hidden, "[.., H]"), ("weight", weight, "[V_local, H]")):
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            got = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise InputError(f"{name}: expected a floating-point tensor {axes}, got {got}.")
+    checks.precision("hidden", hidden, "[.., H]")
+    checks.precision("weight", weight, "[V_local, H]")
+    if bias is not None:
+        checks.precision("bias", bias, "[V_local]")
     if weight.dim() != 2 or hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1] or not weight.numel():
         raise InputError(
             f"weight: expected [V_local, H] with H = {hidden.shape[-1] if hidden.dim() else '?'}, the last axis of "
             f"hidden {list(hidden.shape)}, got {list(weight.shape)}. A head's weight has one row per token id."
         )
-    if bias is not None and (not bias.is_floating_point() or bias.shape != weight.shape[:1]):
-        raise InputError(
-            f"bias: expected {list(weight.shape[:1])}, one per row of weight, got {list(bias.shape)} of {bias.dtype}."
-        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise InputError(f"bias: expected {list(weight.shape[:1])}, one per row of weight, got {list(bias.shape)}.")
     for name, other in (("weight", weight), ("bias", bias)):
         if other is not None and other.device != hidden.device:
             raise InputError(f"{name}: expected on {hidden.device}, like hidden, got {other.device}. Move one of them.")

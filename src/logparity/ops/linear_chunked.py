@@ -18,29 +18,30 @@ from logparity.ops.results import TokenLogProbs
 from logparity.ops.statistics import working_dtype
 from logparity.ops.tiles import Head
 from logparity.ops.totals import RowTotals, gather_totals
+from logparity.parallel.collectives import Exchange
 from logparity.parallel.vocab import ShardLayout
 
 
-def linear_scores(head: Head, scoring: Scoring, layout: ShardLayout) -> TokenLogProbs:
+def linear_scores(head: Head, scoring: Scoring, exchange: Exchange) -> TokenLogProbs:
     """Scores of flat targets ``[N]``, target ``i`` on row ``i`` of the hidden states.
 
     Args:
         head: hidden states, weight, bias.
         scoring: what is asked.
-        layout: who holds which columns.
+        exchange: the collective, and who holds which columns.
 
     Returns:
         Scores ``[N]`` in float32 (float64 for float64 hidden states).
     """
     tensors = [each for each in (head.hidden, head.weight, head.bias) if each is not None]
     if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
-        inputs = (head.hidden, head.weight, head.bias, head.logits_dtype, scoring, layout)
+        inputs = (head.hidden, head.weight, head.bias, head.logits_dtype, scoring, exchange)
         return TokenLogProbs._make(_LinearScores.apply(*inputs))  # type: ignore[no-untyped-call]
-    return _totals(head, scoring, layout).outputs(working_dtype(head.hidden.dtype))
+    return _totals(head, scoring, exchange).outputs(working_dtype(head.hidden.dtype))
 
 
-def _totals(head: Head, scoring: Scoring, layout: ShardLayout) -> RowTotals:
-    return gather_totals(linear_statistics(head, scoring, _grid(scoring, layout)), scoring, layout)
+def _totals(head: Head, scoring: Scoring, exchange: Exchange) -> RowTotals:
+    return gather_totals(linear_statistics(head, scoring, _grid(scoring, exchange.layout)), scoring, exchange)
 
 
 def _grid(scoring: Scoring, layout: ShardLayout) -> BlockGrid:
@@ -58,13 +59,13 @@ class _LinearScores(torch.autograd.Function):
         bias: Tensor | None,
         logits_dtype: torch.dtype,
         scoring: Scoring,
-        layout: ShardLayout,
+        exchange: Exchange,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        totals = _totals(Head(hidden, weight, bias, logits_dtype), scoring, layout)
+        totals = _totals(Head(hidden, weight, bias, logits_dtype), scoring, exchange)
         outputs = totals.outputs(working_dtype(hidden.dtype))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, bias, *totals)
-        ctx.logits_dtype, ctx.scoring, ctx.layout = logits_dtype, scoring, layout
+        ctx.logits_dtype, ctx.scoring, ctx.layout = logits_dtype, scoring, exchange.layout
         if outputs.entropy is not None and scoring.entropy is Entropy.VALUE:
             ctx.mark_non_differentiable(outputs.entropy)
         return outputs

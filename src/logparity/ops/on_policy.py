@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from logparity.errors import LogparityError
 from logparity.notation import IGNORE_INDEX
 from logparity.ops import checks
+from logparity.ops.agreement import terms
 from logparity.ops.blocks import BlockGrid
+from logparity.ops.calls import axis_size, find_others
 from logparity.ops.chunked import GradientPlace, scores_gradient
 from logparity.ops.first_order import first_order_only
 from logparity.ops.gradient import Upstream
@@ -25,9 +26,10 @@ from logparity.ops.results import TokenLogProbs
 from logparity.ops.rows import RowView
 from logparity.ops.statistics import local_statistics
 from logparity.ops.totals import RowTotals, gather_totals
-from logparity.parallel.collectives import exchange
-from logparity.parallel.gather import gather_columns, gather_payload
-from logparity.parallel.vocab import ShardLayout, VocabShard, shard_layout
+from logparity.parallel.collectives import Exchange
+from logparity.parallel.gather import columns_bytes, gather_columns
+from logparity.parallel.groups import speaking_device
+from logparity.parallel.vocab import ShardLayout, VocabShard
 
 ROW_BYTES = 64 << 20
 """What the gathered rows of a chunk and their copies in the compute dtype take together, by default."""
@@ -72,14 +74,17 @@ def on_policy_token_log_probs(
         InputError: an argument is wrong; under a shard on every rank.
 
     Memory:
-        A chunk of full-vocabulary rows and two copies in the compute dtype: 64 MiB by default. One collective per
-        chunk; none in backward.
+        A chunk of full-vocabulary rows and two copies in the compute dtype: 64 MiB by default. Under a shard a small
+        collective first tells the ranks of each other's errors (on a GPU it is waited for), then one per chunk; none
+        in backward.
     """
-    checks.logits_tensor(logits)
-    layout = ShardLayout.whole(logits.shape[-1]) if shard is None else shard_layout(shard, logits.device)
-    dtype = compute_dtype or logits.dtype
-    try:
-        checks.columns_match(logits.shape[-1], layout.own[1] - layout.own[0], "logits")
+    columns = axis_size(logits, -1)
+    layout, device = find_others(shard, columns, logits, targets)
+    # Chunks have the same size on every rank only where nothing is wrong on any of them: that is asked first.
+    with Exchange(layout, device) as first:
+        checks.logits_tensor(logits)
+        dtype = checks.compute_dtype(compute_dtype, logits.dtype)
+        checks.columns_match(columns, layout.own, "logits")
         asked = scoring(
             targets,
             leading=logits.shape[:-1],
@@ -90,11 +95,10 @@ def on_policy_token_log_probs(
             valid_vocab_size=valid_vocab_size,
             chunk_size=chunk_size,
         )
-    except LogparityError as failure:
-        count = targets.numel() if isinstance(targets, Tensor) else 0
-        rows = chunk_size if isinstance(chunk_size, int) else _chunk_rows(layout, dtype)
-        exchange(gather_payload(min(count, rows), layout, logits), layout, failure=failure)
-        raise
+        if not layout.alone:
+            more = {"compute_dtype": str(dtype), "chunk_size": str(chunk_size)}
+            first.agree(terms(asked, "on-policy", logits.dtype) | more)
+            first(targets.new_empty(0))
     ignored = asked.targets == IGNORE_INDEX
     asked = replace(asked, targets=asked.targets.masked_fill(ignored, 0))
     with torch.autocast(logits.device.type, enabled=False):
@@ -156,8 +160,7 @@ def _forward(
     for start in range(0, max(1, len(asked)), rows):
         positions = torch.arange(start, min(start + rows, len(asked)), device=logits.device)
         part = asked.select(positions)
-        full = gather_columns(view.take(part.row_index()), layout, read_failures=asked.validate)
-        full = full[:, : asked.columns]
+        full = _whole_rows(view, part, layout)[:, : asked.columns]
         log_probs.append(_engine_log_probs(full, part, dtype))
         if exact:
             totals.append(_exact_totals(full, part))
@@ -165,6 +168,15 @@ def _forward(
     if exact:
         merged = RowTotals._make(None if each[0] is None else torch.cat(each) for each in zip(*totals, strict=True))
     return torch.cat(log_probs), merged
+
+
+def _whole_rows(view: RowView, part: Scoring, layout: ShardLayout) -> Tensor:
+    device = part.targets.device
+    size = columns_bytes(len(part), layout, view.itemsize)
+    with Exchange(layout, speaking_device(layout.group, device), size) as exchange:
+        if device.type == "cpu":
+            exchange.agree({})  # errors are looked for
+        return gather_columns(view.take(part.row_index()), exchange)
 
 
 def _engine_log_probs(full: Tensor, part: Scoring, dtype: torch.dtype) -> Tensor:
@@ -185,4 +197,6 @@ def _engine_log_probs(full: Tensor, part: Scoring, dtype: torch.dtype) -> Tensor
 def _exact_totals(full: Tensor, part: Scoring) -> RowTotals:
     everything = replace(part, rows=None, chunk_size=None)
     grid = BlockGrid.of(0, part.columns, part.columns)
-    return gather_totals(local_statistics(full, everything, grid), everything, ShardLayout.whole(part.columns))
+    return gather_totals(
+        local_statistics(full, everything, grid), everything, Exchange(ShardLayout.whole(part.columns))
+    )

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from logparity.errors import InputError
+from logparity.errors import InputError, SupportError
 from logparity.ops import checks
 from logparity.ops.distribution import Distribution
 from logparity.ops.support import Support, SupportEntries, check_support
@@ -119,11 +119,17 @@ def scoring(
         InputError: an option is wrong; says which, what was expected, and the fix.
         SupportError: the support is malformed or lacks a target.
     """
-    checked = device.type == "cpu" if validate is None else validate
+    checked = device.type == "cpu" if checks.flag("validate", validate) is None else bool(validate)
+    ignore_index = checks.ignored_id(ignore_index)
     valid = checks.valid_columns(valid_vocab_size, columns)
     targets = checks.target_tensor(targets, device)
     index = checks.row_index(rows, leading, device, check_values=checked)
     checks.target_shape(targets, leading, index)
+    if support is not None and not isinstance(support, Support):
+        raise SupportError(
+            f"support: expected a Support, got {checks.kind_of(support)}. "
+            "Build it with Support.from_lists([[...], ...])."
+        )
     if support is not None and len(support) != targets.numel():
         raise InputError(
             f"support: expected one row per target ({targets.numel()}), got {len(support)} rows. "

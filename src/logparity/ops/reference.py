@@ -1,7 +1,7 @@
 """The specification: plain torch, float64 inside, rounded once. Slow and large on purpose.
 
-y         = scale * cap * tanh(logits / cap)           softcap and scale where asked for
-log_probs = log_softmax(y / temperature)[target]
+y         = cap * tanh(logits / cap)                   softcap where asked for
+log_probs = log_softmax(scale * y / temperature)[target]
 entropy   = -sum_j p_j log p_j
 """
 
@@ -13,17 +13,17 @@ from torch import Tensor
 from logparity.ops.options import Entropy, Scoring
 from logparity.ops.results import TokenLogProbs
 from logparity.ops.statistics import working_dtype
+from logparity.parallel.collectives import Exchange
 from logparity.parallel.gather import gather_columns
-from logparity.parallel.vocab import ShardLayout
 
 
-def reference_scores(logits: Tensor, scoring: Scoring, layout: ShardLayout) -> TokenLogProbs:
+def reference_scores(logits: Tensor, scoring: Scoring, exchange: Exchange) -> TokenLogProbs:
     """Scores of flat targets ``[N]``, differentiated by autograd.
 
     Args:
         logits: ``[.., V_local]``; other ranks' columns are gathered in one collective.
         scoring: what is asked.
-        layout: who holds which columns.
+        exchange: the collective, with room for float64 columns.
 
     Returns:
         Scores ``[N]`` in float32 (float64 for float64 logits).
@@ -32,7 +32,8 @@ def reference_scores(logits: Tensor, scoring: Scoring, layout: ShardLayout) -> T
         Several float64 copies of the full-vocabulary logits.
     """
     flat = logits.reshape(-1, logits.shape[-1])[scoring.row_index()]
-    full = gather_columns(flat, layout, read_failures=scoring.validate)[:, : scoring.columns].double()
+    # Widened before the gather: its payload's size must not depend on a dtype that one rank may have wrong.
+    full = gather_columns(flat.double(), exchange)[:, : scoring.columns]
     shaped = _shaped(full, scoring)
     log_p = _tempered_log_softmax(shaped, scoring)
     dtype = working_dtype(logits.dtype)
@@ -57,7 +58,7 @@ def _shaped(values: Tensor, scoring: Scoring) -> Tensor:
     cap = scoring.distribution.softcap
     if cap is not None:
         values = torch.where(values.isinf(), values, cap * torch.tanh(values / cap))
-    return values * scoring.distribution.scale
+    return values
 
 
 def _tempered_log_softmax(values: Tensor, scoring: Scoring) -> Tensor:

@@ -52,6 +52,7 @@ class RowView:
         self._leading = tensor.shape[:-1]
         self._tensor = tensor[..., :columns]
         self._flat = _flattened(self._tensor)
+        self.itemsize = tensor.element_size()
 
     def read(self, rows: slice | Tensor, out: Tensor) -> None:
         """Copy rows into ``out`` ``[rows, columns]``, converting to its dtype."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from logparity.errors import SupportError
+from logparity.ops.checks import is_integers, kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,10 @@ class Support:
 
     def __post_init__(self) -> None:
         for name, values in (("offsets", self.offsets), ("ids", self.ids)):
-            if values.dim() != 1 or values.is_floating_point() or values.dtype == torch.bool:
+            if not isinstance(values, Tensor) or values.dim() != 1 or not is_integers(values):
+                got = f"{list(values.shape)} of {values.dtype}" if isinstance(values, Tensor) else kind_of(values)
                 raise SupportError(
-                    f"support {name}: expected a 1-D int64 tensor, got {list(values.shape)} of {values.dtype}. "
+                    f"support {name}: expected a 1-D int64 tensor, got {got}. "
                     "Build it with Support.from_lists([[...], ...])."
                 )
         marks = self.offsets.tolist()
@@ -50,10 +52,16 @@ class Support:
     @classmethod
     def from_lists(cls, rows: Iterable[Sequence[int]], device: torch.device | str | None = None) -> Support:
         """Build a support from one sequence of ids per target."""
-        sets = [list(row) for row in rows]
+        try:
+            sets = [list(row) for row in rows]
+            ids = torch.tensor([token for row in sets for token in row], device=device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise SupportError(
+                f"support: expected one sequence of integer ids per target, got {kind_of(rows)} ({error}). "
+                "Pass [[id, id, ..], ..]."
+            ) from error
         lengths = torch.tensor([0, *(len(row) for row in sets)], dtype=torch.int64)
-        ids = torch.tensor([token for row in sets for token in row], dtype=torch.int64, device=device)
-        return cls(offsets=lengths.cumsum(0), ids=ids)
+        return cls(offsets=lengths.cumsum(0), ids=ids if ids.numel() else ids.to(torch.int64))
 
     def __len__(self) -> int:
         """Number of rows."""

@@ -13,7 +13,7 @@ from logparity.ops.options import Entropy, Scoring
 from logparity.ops.results import TokenLogProbs
 from logparity.ops.statistics import LocalStatistics
 from logparity.ops.tree import Node, Stats, combine, owned_nodes
-from logparity.parallel.collectives import exchange
+from logparity.parallel.collectives import Exchange, rows_with_room
 from logparity.parallel.vocab import ShardLayout
 
 
@@ -52,27 +52,25 @@ class RowTotals(NamedTuple):
         )
 
 
-def gather_totals(local: LocalStatistics, scoring: Scoring, layout: ShardLayout) -> RowTotals:
+def gather_totals(local: LocalStatistics, scoring: Scoring, exchange: Exchange) -> RowTotals:
     """Merge the ranks' statistics; one collective, none for a single process.
 
     Args:
         local: this rank's statistics.
         scoring: what is asked.
-        layout: who holds which columns.
+        exchange: the collective, with room for `totals_bytes`.
 
     Returns:
         Statistics of whole rows, the same bits on every rank.
 
     Raises:
-        LogparityError: another rank failed (read from the collective's payload).
+        LogparityError: another rank failed, or was asked for something else.
     """
-    rate = scoring.distribution.rate()
+    rate, layout = scoring.distribution.rate(), exchange.layout
     if layout.alone:
         return _totals(local.nodes, local.support, local.target, scoring)
     width = _payload_nodes(layout, scoring.columns)
-    payload = _pack(local, width)
-    received = exchange(payload, layout, read_failures=scoring.validate)
-    locals_ = [_unpack(each, width, scoring) for each in received]
+    locals_ = [_unpack(each, width, scoring) for each in exchange(_pack(local, width))]
     nodes = combine(_pieces([each.nodes for each in locals_], layout, scoring.columns), scoring.columns, rate)
     support = None
     if scoring.support is not None:
@@ -81,13 +79,23 @@ def gather_totals(local: LocalStatistics, scoring: Scoring, layout: ShardLayout)
     return _totals(nodes, support, _owners_value([each.target for each in locals_], scoring, layout), scoring)
 
 
-def totals_payload(
-    count: int, layout: ShardLayout, columns: int, entropy: str, support: bool, device: torch.device
-) -> Tensor:
-    """A payload like those that `gather_totals` exchanges, for a rank that has nothing but a failure to tell."""
-    fields = 2 + (entropy != Entropy.NONE.value) + 2 * support
-    width = fields * _payload_nodes(layout, columns) + 1
-    return torch.zeros(count, width, dtype=torch.float64, device=device)
+def totals_bytes(count: int, layout: ShardLayout, support: bool) -> int:
+    """Bytes to make room for in `gather_totals`, from what every rank knows before it looks at its arguments' values.
+
+    There is room for the entropy's sums even where nobody wants them, for ignored targets, and for the nodes of the
+    whole vocabulary (fewer valid columns make fewer nodes): ranks that disagree in any of these can exchange still.
+
+    Args:
+        count: number of targets.
+        layout: who holds which columns.
+        support: whether there is one.
+
+    Returns:
+        Number of bytes.
+    """
+    fields = 3 + 2 * support
+    width = fields * _payload_nodes(layout, layout.columns) + 1
+    return rows_with_room(count) * width * torch.float64.itemsize
 
 
 def _payload_nodes(layout: ShardLayout, columns: int) -> int:

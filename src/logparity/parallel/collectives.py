@@ -1,72 +1,104 @@
-"""The one collective of a call: gather equal payloads, and with them any rank's error.
+"""The one collective of a call: gather the ranks' payloads, and with them any rank's error.
 
-A lone ``raise`` would leave the other ranks waiting in the collective. So a rank that fails still takes part: its
-error rides in a header in front of its payload, and every rank raises it.
+A lone ``raise`` would leave the other ranks waiting. So a rank that fails, for whatever reason, still takes part: its
+error rides in a notice of fixed size in front of its payload, and every rank raises it. The payload's size is fixed
+before anything can fail, from what every rank knows alike; what a rank was asked for rides in its notice as well, so
+that ranks that were asked for different things find out instead of mixing their numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from logparity.errors import InputError, LogparityError, ShardError, SupportError
+from logparity.parallel.groups import gather_flat
+from logparity.parallel.notices import NOTICE_BYTES, check_notices, failure_notice, terms_notice
 from logparity.parallel.vocab import ShardLayout
 
-_HEADER_BYTES = 512
-_KINDS: tuple[type[LogparityError], ...] = (InputError, SupportError, ShardError)
+_ITEM = torch.float64.itemsize
+_ROWS_AT_ONCE = 64
 
 
-def exchange(
-    payload: Tensor, layout: ShardLayout, *, failure: LogparityError | None = None, read_failures: bool = True
-) -> Sequence[Tensor]:
-    """Gather every rank's payload (equal shape and dtype) in one collective; raise where a rank failed.
+class Exchange:
+    """One collective, used as ``with Exchange(...) as exchange: ... exchange(payload)``.
+
+    An exception that leaves the block before the call is told to the other ranks, which wait in theirs.
 
     Args:
-        payload: what this rank contributes; contents are ignored where ``failure`` is given.
-        layout: whose group is gathered over.
-        failure: this rank's error, raised here and on every rank that reads headers.
-        read_failures: whether to look at the headers where that waits for a device. Without it (CUDA, unvalidated) a
-            failed rank's payload arrives as NaN, so that its error shows up in the results instead.
-
-    Returns:
-        The payloads in rank order; for a single process its own.
-
-    Raises:
-        LogparityError: ``failure``, or the first failed rank's error with its rank.
+        layout: whose group gathers; nothing is sent for a single process.
+        device: where the group communicates.
+        capacity: bytes of payload to make room for; must be equal on every rank, failing ones included.
     """
-    if layout.alone:
-        if failure is not None:
-            raise failure
-        return (payload,)
-    sent = torch.cat([_header(failure, payload.device), _body(payload, failure)])
-    received = sent.new_empty(len(layout.bounds), sent.numel())
-    dist.all_gather_into_tensor(received.view(-1), sent, group=layout.group)
-    if failure is not None:
-        raise failure
-    if read_failures or payload.device.type == "cpu":
-        _raise_first(received[:, :_HEADER_BYTES].cpu())
-    bodies = received[:, _HEADER_BYTES:]
-    return tuple(body.view(payload.dtype).view(payload.shape) for body in bodies.unbind(0))
+
+    def __init__(self, layout: ShardLayout, device: torch.device | str = "cpu", capacity: int = 0) -> None:
+        self.layout = layout
+        self._capacity = -(-capacity // _ITEM) * _ITEM
+        self._device = torch.device(device)
+        self._terms: Mapping[str, str] | None = None
+        self._spent = layout.alone
+
+    def agree(self, terms: Mapping[str, str]) -> None:
+        """Have the ranks compare what they were asked for, and look for errors, which waits for the device.
+
+        Without it a failed rank's payload arrives as NaN, so that its error shows up in the results instead.
+        """
+        self._terms = terms
+
+    def __call__(self, payload: Tensor) -> Sequence[Tensor]:
+        """Gather every rank's payload of this shape and dtype.
+
+        Args:
+            payload: what this rank contributes.
+
+        Returns:
+            The payloads in rank order; for a single process its own.
+
+        Raises:
+            LogparityError: another rank failed: its error, with its rank.
+            InputError: ranks were asked for different things.
+        """
+        if self.layout.alone:
+            return (payload,)
+        body = payload.detach().contiguous().view(-1).view(torch.uint8)
+        sent = self._blank()
+        sent[NOTICE_BYTES : NOTICE_BYTES + len(body)] = body
+        if self._terms is not None:
+            sent[:NOTICE_BYTES] = _on(terms_notice(self._terms), self._device)
+        received = self._gather(sent)
+        if self._terms is not None:
+            check_notices([bytes(notice.tolist()) for notice in received[:, :NOTICE_BYTES].cpu()])
+        bodies = received[:, NOTICE_BYTES : NOTICE_BYTES + len(body)].to(payload.device)
+        return tuple(each.view(payload.dtype).view(payload.shape) for each in bodies)
+
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception) and not self._spent:
+            sent = self._blank()
+            sent[NOTICE_BYTES:].view(torch.float64).fill_(torch.nan)
+            sent[:NOTICE_BYTES] = _on(failure_notice(error), self._device)
+            with suppress(RuntimeError):  # a broken connection says less than the error that is on its way
+                self._gather(sent)
+
+    def _blank(self) -> Tensor:
+        return torch.zeros(NOTICE_BYTES + self._capacity, dtype=torch.uint8, device=self._device)
+
+    def _gather(self, sent: Tensor) -> Tensor:
+        self._spent = True
+        return gather_flat(sent, self.layout.group, len(self.layout.bounds))
 
 
-def _body(payload: Tensor, failure: LogparityError | None) -> Tensor:
-    if failure is not None and payload.is_floating_point():
-        payload = torch.full_like(payload, float("nan"))
-    return payload.contiguous().view(-1).view(torch.uint8)
+def rows_with_room(rows: int) -> int:
+    """Rows to make room for: ranks whose numbers differ by few can exchange still, and find out that they differ."""
+    return -(-max(rows, 1) // _ROWS_AT_ONCE) * _ROWS_AT_ONCE
 
 
-def _header(failure: LogparityError | None, device: torch.device) -> Tensor:
-    if failure is None:
-        return torch.zeros(_HEADER_BYTES, dtype=torch.uint8, device=device)
-    kind = next((i for i, known in enumerate(_KINDS) if type(failure) is known), 0)
-    text = bytes([kind + 1]) + str(failure).encode()[: _HEADER_BYTES - 2]
-    return torch.tensor(list(text.ljust(_HEADER_BYTES, b"\0")), dtype=torch.uint8, device=device)
-
-
-def _raise_first(headers: Tensor) -> None:
-    for rank in headers[:, 0].nonzero().flatten().tolist():
-        raw = bytes(headers[rank].tolist()).rstrip(b"\0")
-        raise _KINDS[raw[0] - 1](f"on rank {rank} of the vocabulary's group: {raw[1:].decode(errors='ignore')}")
+def _on(notice: bytes, device: torch.device) -> Tensor:
+    return torch.frombuffer(bytearray(notice), dtype=torch.uint8).to(device)

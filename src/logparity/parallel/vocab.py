@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
 from logparity.errors import ShardError
-from logparity.parallel.groups import group_rank, group_size, resolve_group
+from logparity.parallel.groups import gather_flat, group_rank, group_size, resolve_group
 
 Bounds = tuple[int, int]
 
@@ -29,7 +30,7 @@ class VocabShard:
             single process.
 
     Raises:
-        ShardError: the bounds are not ``0 <= start < stop``.
+        ShardError: the bounds are not integers with ``0 <= start < stop``, or the group is no process group.
     """
 
     start: int
@@ -37,6 +38,15 @@ class VocabShard:
     group: dist.ProcessGroup | None = None
 
     def __post_init__(self) -> None:
+        bounds: tuple[tuple[str, object], ...] = (("start", self.start), ("stop", self.stop))
+        for name, value in bounds:
+            if not isinstance(value, Integral):
+                raise ShardError(f"VocabShard: expected {name} to be an integer column, got {value!r}. Pass an int.")
+        if self.group is not None and not isinstance(self.group, dist.ProcessGroup):
+            raise ShardError(
+                f"VocabShard: expected group to be a torch.distributed.ProcessGroup this rank belongs to, or None, got "
+                f"{self.group!r}. Pass what dist.new_group or DeviceMesh.get_group returned."
+            )
         if not 0 <= self.start < self.stop:
             raise ShardError(
                 f"VocabShard: expected 0 <= start < stop, got start={self.start}, stop={self.stop}. "
@@ -108,10 +118,8 @@ def shard_layout(shard: VocabShard, device: torch.device) -> ShardLayout:
 
 def _exchange(own: Bounds, group: dist.ProcessGroup, device: torch.device) -> tuple[Bounds, ...]:
     size = group_size(group)
-    gathered = torch.empty(2 * size, dtype=torch.int64, device=device)
-    dist.all_gather_into_tensor(gathered, torch.tensor(own, dtype=torch.int64, device=device), group=group)
-    flat = gathered.tolist()
-    return tuple((flat[2 * rank], flat[2 * rank + 1]) for rank in range(size))
+    gathered = gather_flat(torch.tensor(own, dtype=torch.int64, device=device), group, size)
+    return tuple((start, stop) for start, stop in gathered.tolist())
 
 
 def _checked(bounds: tuple[Bounds, ...], rank: int, group: dist.ProcessGroup | None) -> ShardLayout:

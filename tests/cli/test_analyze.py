@@ -103,3 +103,46 @@ def test_what_was_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture
     out = " ".join(capsys.readouterr().out.split())
     for words in ("1 valid tokens are NaN or inf", "1 slots outside the mask", "1 earlier attempts left out"):
         assert words in out
+
+
+def test_exit_code_1_where_the_mean_is_above_the_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_pair(tmp_path / "pairs", "", np.array([[0.25, 0.5, 9.0]], np.float32), np.array([[1, 1, 0]], bool))
+    for limit, code in (("0.375", 0), ("0.3", 1)):
+        assert main(["analyze", str(tmp_path / "pairs"), "--json", "--fail-above", limit]) == code
+        shown = capsys.readouterr()
+        assert json.loads(shown.out)["summary"]["mean"] == 0.375
+        assert shown.err == ("" if code == 0 else "mean |p_rollout - p_train| is 0.375, above --fail-above 0.3\n")
+    save_pair(tmp_path / "empty", "", np.zeros((1, 1), np.float32), np.zeros((1, 1), bool))
+    assert main(["analyze", str(tmp_path / "empty"), "--no-plot", "--fail-above", "0.3"]) == 2
+    assert "expected tokens with both log-probs" in capsys.readouterr().err
+    assert main(["analyze", str(tmp_path / "pairs"), "--fail-above", "-1"]) == 2
+
+
+def test_the_limit_holds_for_dumps_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"key": "a", "rollout_log_probs": [np.log(0.5)] * 2, "old_log_probs": [np.log(0.75), np.log(0.5)]}
+    (tmp_path / "dump.jsonl").write_text(json.dumps(row))
+    for limit, code in (("0.13", 0), ("0.12", 1)):  # the mean is 0.125
+        assert main(["analyze", str(tmp_path / "dump.jsonl"), "--json", "--fail-above", limit]) == code
+        assert ("above --fail-above" in capsys.readouterr().err) == bool(code)
+
+
+def test_differences_of_log_probs_are_told_from_those_of_probabilities(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_pair(tmp_path, "_step_1", np.array([[0.5, 3.25]], np.float32), np.ones((1, 2), bool))
+    assert main(["analyze", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "prob_diff_step_1.npy: expected |dp| <= 1" in error
+    assert "got 3.25. These look like differences of log-probs" in error
+    assert error.count("\n") == 1
+
+
+def test_a_mask_of_ones_and_zeros_may_have_any_dtype(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    diff, mask = np.array([[0.25, 0.75, 0.5]], np.float32), np.array([[1, 0, 1]])
+    for dtype in (np.bool_, np.int64, np.float32, np.float16):
+        save_pair(tmp_path / np.dtype(dtype).name, "", diff, mask.astype(dtype))
+        assert main(["analyze", str(tmp_path / np.dtype(dtype).name), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["summary"]["mean"] == 0.375
+    save_pair(tmp_path / "weights", "", diff, np.array([[1, 0.5, np.nan]], np.float32))
+    assert main(["analyze", str(tmp_path / "weights")]) == 2
+    assert "prob_mask.npy: expected only 0 and 1, got 0.5; 2 such" in capsys.readouterr().err

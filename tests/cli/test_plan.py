@@ -70,6 +70,20 @@ def test_the_table_names_every_way_and_fits_80_columns(
     assert "T=32,768, V=151,936, H=4,096" in shown
 
 
+@pytest.mark.parametrize("tokens", ["999999999999", "1" + "0" * 40])
+def test_huge_numbers_are_shown_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tokens: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["plan", "--tokens", tokens, "--vocab", "99999999", "--hidden", "4096", "--gpu", "a100-80gb"]) == 1
+    shown = capsys.readouterr().out
+    assert "\u2026" not in shown
+    if len(tokens) == 12:
+        logits_eib = 2 * (10**12 - 1) * 99999999 / 2**60
+        assert f"{logits_eib:,.1f} EiB" in shown
+        assert max(map(len, shown.splitlines()[:-1])) <= 80
+
+
 def test_entropy_leaves_out_the_way_that_has_none(capsys: pytest.CaptureFixture[str]) -> None:
     _, said = run_json(capsys, "--entropy", "grad")
     assert "F.cross_entropy in fp32" not in [way["way"] for way in said["ways"]]
@@ -90,6 +104,18 @@ def test_entropy_leaves_out_the_way_that_has_none(capsys: pytest.CaptureFixture[
         (["--tokens", "8", "--vocab", "8", "--used-gib", "8"], "--used-gib: expected a device to go with it"),
         (["--tokens", "8", "--vocab", "8", "--memory-gib", "8", "--used-gib", "9"], "less than the device's 8.0 GiB"),
         (["--tokens", "8", "--vocab", "8", "--chunk-size", "0"], "chunk_size: expected a whole number >= 1, got 0"),
+        (["--tokens", "8", "--vocab", "8", "--memory-gib", "nan"], "expected finite --memory-gib > 0"),
+        (["--tokens", "8", "--vocab", "8", "--memory-gib", "inf"], "got inf and 0.0"),
+        (["--tokens", "8", "--vocab", "8", "--memory-gib", "1e300"], "expected finite --memory-gib > 0"),
+        (["--tokens", "8", "--vocab", "8", "--memory-gib", "0"], "got 0.0 and 0.0"),
+        (
+            ["--tokens", "8", "--vocab", "8", "--gpu", "l4", "--used-gib", "nan"],
+            "and --used-gib >= 0, got None and nan",
+        ),
+        (
+            ["--tokens", "8", "--vocab", "8", "--gpu", "l4", "--used-gib", "-1"],
+            "and --used-gib >= 0, got None and -1.0",
+        ),
         (["--tokens", "8"], "--vocab"),
     ],
 )

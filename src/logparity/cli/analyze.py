@@ -16,9 +16,11 @@ from rich.console import Console
 from rich.table import Table
 
 from logparity.cli.plain_text import cell, plain
+from logparity.cli.threshold import exit_code, require_limit
 from logparity.errors import MissingDependencyError, RunFolderError
 from logparity.probe.analysis import Analysis, StepAnalysis, Summary, analyze_folder
 from logparity.probe.measured import MeasuredRun, measured_run
+from logparity.probe.metrics.catalog import metrics_of
 from logparity.probe.store.folder import is_store
 from logparity.probe.store.reader import open_run
 
@@ -33,6 +35,7 @@ def analyze(
     out: Path | None = None,
     plot: bool = True,
     positions: int = 12,
+    fail_above: float | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
     """Analyse what the probe saved, or what another tool dumped.
@@ -56,26 +59,35 @@ def analyze(
         out: PNG (pairs) or HTML page (all else) to write; by default FOLDER_analysis.png or .html beside the folder.
         plot: write it (the PNG needs the extra: pip install "logparity[plot]").
         positions: rows of the table by response position; a row covers a range where the response is longer.
+        fail_above: exit with code 1 where the mean |p_rollout - p_train| over all valid tokens is above this.
         as_json: print one JSON object in place of tables; draws only where --out is given.
 
     Returns:
-        Exit code 0; bad input raises and ends in exit code 2.
+        Exit code 0, or 1 where the mean difference is above --fail-above; bad input raises and ends in exit code 2.
 
     Raises:
         MissingDependencyError: --out is given and matplotlib is not installed.
     """
+    require_limit(fail_above)
     if not _holds_pairs(folder):
-        return _analyze_run(folder, out, plot, as_json)
+        return exit_code(_analyze_run(folder, out, plot, as_json), fail_above)
     analysis = analyze_folder(folder)
+    moments = analysis.summary.moments
+    _show(analysis, out, plot, positions, as_json)
+    return exit_code(moments.mean if moments.count else None, fail_above)
+
+
+def _show(analysis: Analysis, out: Path | None, plot: bool, positions: int, as_json: bool) -> None:
     if as_json:
         if out is not None:
             _draw(analysis, out)
         sys.stdout.write(json.dumps(_as_json(analysis), allow_nan=False) + "\n")
-        return 0
+        return
     console = Console()
     _print(console, analysis, positions)
     if plot:
-        target = out or folder.resolve().with_name(f"{folder.resolve().name}_analysis.png")
+        folder = analysis.folder.resolve()
+        target = out or folder.with_name(f"{folder.name}_analysis.png")
         try:
             _draw(analysis, target)
             console.print(f"Plot: {plain(target)}", markup=False, highlight=False, soft_wrap=True)
@@ -83,7 +95,6 @@ def analyze(
             if out is not None:
                 raise
             console.print(f"No plot: {plain(error)}", markup=False, highlight=False, soft_wrap=True)
-    return 0
 
 
 def _holds_pairs(path: Path) -> bool:
@@ -93,7 +104,8 @@ def _holds_pairs(path: Path) -> bool:
     return any(path.glob("prob_diff*.npy")) or not any(p.suffix in _DUMPS and p.is_file() for p in path.rglob("*"))
 
 
-def _analyze_run(path: Path, out: Path | None, page: bool, as_json: bool) -> int:
+def _analyze_run(path: Path, out: Path | None, page: bool, as_json: bool) -> float | None:
+    """Show it; returns its mean difference, None without a usable token."""
     from logparity.cli.analyze_run import print_run, run_as_json
     from logparity.report.run_page import write_run_page
 
@@ -106,7 +118,7 @@ def _analyze_run(path: Path, out: Path | None, page: bool, as_json: bool) -> int
         target = write_run_page(run, out or path.resolve().with_name(f"{path.resolve().name}_analysis.html"))
         if not as_json:
             Console().print(f"Page: {plain(target)}", markup=False, highlight=False, soft_wrap=True)
-    return 0
+    return metrics_of(run.whole).get("mismatch/prob_diff_mean")
 
 
 def _measure_dumps(path: Path) -> MeasuredRun:

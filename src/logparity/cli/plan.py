@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from typing import Annotated
 
@@ -16,6 +17,8 @@ from logparity.errors import InputError
 from logparity.ops.memory_plan import GIB, MIB, MemoryPlan
 from logparity.ops.sizes import Dtype, Entropy, Problem
 from logparity.ops.ways import plan_ways
+
+_UNITS = (("EiB", GIB << 30), ("PiB", GIB << 20), ("TiB", GIB << 10), ("GiB", GIB))
 
 
 def plan(
@@ -83,8 +86,9 @@ def _room_bytes(gpu: str | None, memory_gib: float | None, used_gib: float) -> i
     """Free bytes of the device; None where none is given."""
     if gpu is not None and memory_gib is not None:
         raise InputError("expected --gpu or --memory-gib, got both. Leave one out.")
-    if used_gib < 0 or (memory_gib is not None and memory_gib <= 0):
-        raise InputError(f"expected --memory-gib > 0 and --used-gib >= 0, got {memory_gib} and {used_gib}.")
+    given = [used_gib] if memory_gib is None else [memory_gib, used_gib]
+    if not all(0 <= size * GIB < math.inf for size in given) or memory_gib == 0:
+        raise InputError(f"expected finite --memory-gib > 0 and --used-gib >= 0, got {memory_gib} and {used_gib}.")
     if gpu is None and memory_gib is None:
         if used_gib:
             raise InputError("--used-gib: expected a device to go with it, got none. Give --gpu or --memory-gib.")
@@ -110,7 +114,7 @@ def _table(plans: tuple[MemoryPlan, ...], room: int | None) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("way of computing", overflow="fold", min_width=24)
     for name in ("rows", "logits", "on top", "sum"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", overflow="fold")
     if room is not None:
         table.add_column("fits", no_wrap=True)
     for one in plans:
@@ -125,7 +129,9 @@ def _table(plans: tuple[MemoryPlan, ...], room: int | None) -> Table:
 def _size(count: int) -> str:
     if count == 0:
         return "0"
-    return f"{count / GIB:,.1f} GiB" if count >= GIB else f"{count / MIB:,.1f} MiB"
+    unit, name = next(((unit, name) for name, unit in _UNITS if count >= unit), (MIB, "MiB"))
+    number = f"{count / unit:,.1f}" if count < 2**80 else f"{count // unit:,}"  # beyond that, more digits say nothing
+    return f"{number} {name}"
 
 
 def _verdict(plans: tuple[MemoryPlan, ...], room: int | None) -> str:

@@ -14,8 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from logparity.cli.plain_text import plain
+from logparity.cli.threshold import exit_code, require_limit
 from logparity.errors import ConfigError, InputError, MissingDependencyError
 from logparity.training.config import EMBEDDED_MODEL
+from logparity.training.score_target import score_target
 
 if TYPE_CHECKING:
     from logparity.training.score_file import ScoreSummary
@@ -44,14 +46,15 @@ def score(
     dtype: Literal["bfloat16", "float32"] = "bfloat16",
     device: str | None = None,
     micro_batch_tokens: int = 1024,
+    fail_above: float | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
     """Score response tokens under a model, and compare with what the rollout engine reported.
 
-    Reads the Parquet rollouts of a run (a file or the folder runs/NAME/rollouts), or JSON lines from any engine: one
-    object a line with prompt_ids and response_ids, and where known key, response_mask, rollout_log_probs, temperature
+    Reads the Parquet rollouts of a run (a file or the folder runs/NAME/rollouts), or Parquet or JSON lines from any
+    engine: rows with prompt_ids and response_ids, and where known key, response_mask, rollout_log_probs, temperature
     and log_prob_mode (raw: before temperature, or processed: after). Writes one Parquet row a sequence with the
-    log-prob, in nats, of every response token.
+    log-prob, in nats, of every response token, never into a folder of rollouts, whose readers would take it for one.
 
     The logits stay in model precision and are divided by the temperature in float32; raw log-probs are scored at
     temperature 1. Where the file holds rollout log-probs, the comparison is printed: between two healthy bf16 engines
@@ -60,28 +63,32 @@ def score(
     Example: `logparity score runs/demo/rollouts --dtype float32 --entropy`.
 
     Args:
-        rollouts: Parquet file or folder of a run's rollouts, or a .jsonl file.
+        rollouts: Parquet file or folder of them, or a .jsonl file.
         model: local Hugging Face folder with the weights to score under, or smollm2-135m for the embedded model.
-        out: Parquet file to write; by default NAME_scored.parquet beside the input.
+        out: Parquet file to write; by default NAME_scored.parquet beside the input, and for a file in a run's folder
+            rollouts the file of the same name in the folder scored beside it.
         entropy: also write the entropy of the full vocabulary at every response token.
         temperature: score everything at this temperature instead of the one each sequence was sampled with.
         dtype: what the model computes in.
         device: for instance cpu or cuda:1; by default CUDA where there is one.
         micro_batch_tokens: tokens computed together, padding included; less needs less memory.
+        fail_above: exit with code 1 where the mean |p_rollout - p_train| over all compared tokens is above this.
         as_json: print one JSON object instead of a table.
 
     Returns:
-        Exit code 0; bad input raises and ends in exit code 2.
+        Exit code 0, or 1 where the mean difference is above --fail-above; bad input raises and ends in exit code 2.
 
     Raises:
         ConfigError: the temperature is not a finite number above 0.
-        InputError: the input does not exist.
+        InputError: the input does not exist, or the output would replace it.
         MissingDependencyError: torch or transformers is not installed.
     """
     if temperature is not None and not (math.isfinite(temperature) and temperature > 0):
         raise ConfigError(f"--temperature: expected a finite number > 0, got {temperature}.")
+    require_limit(fail_above)
     if not rollouts.exists():
         raise InputError(f"{rollouts}: expected a Parquet file or folder of rollouts, or a .jsonl file, got nothing.")
+    target = score_target(rollouts, out)
     try:
         from logparity.actors import HFActor
         from logparity.models import prepare_smollm2
@@ -92,7 +99,6 @@ def score(
         actor = HFActor(folder, dtype=dtype, device=device, micro_batch_tokens=micro_batch_tokens)
     except ModuleNotFoundError as error:
         raise MissingDependencyError(f"{error.name} is not installed: pip install 'logparity[train]'.") from error
-    target = out or rollouts.resolve().with_name(f"{rollouts.resolve().stem}_scored.parquet")
     summary = score_file(actor, read_sequences(rollouts), target, entropy=entropy, temperature=temperature)
     if as_json:
         metrics = {name: value if math.isfinite(value) else None for name, value in summary.metrics.items()}
@@ -100,7 +106,7 @@ def score(
         sys.stdout.write(json.dumps(found, allow_nan=False) + "\n")
     else:
         _print(summary, target)
-    return 0
+    return exit_code(summary.metrics.get("training/rollout_probs_diff_mean"), fail_above)
 
 
 def _print(summary: ScoreSummary, target: Path) -> None:

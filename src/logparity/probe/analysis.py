@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,8 @@ from logparity.records import BoolArray, FloatArray, IntArray
 PERCENTILES = (1, 5, 25, 50, 75, 90, 95, 99, 99.9)
 _BLOCK_SLOTS = 4 << 20
 """Slots of a file that are looked at together: 20 MB."""
+_LARGEST_DIFFERENCE = 1.001
+"""Probabilities may exceed 1 by the rounding of a log-prob."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +101,8 @@ def analyze_folder(folder: str | Path) -> Analysis:
         Statistics over valid tokens with a finite value; those without are counted.
 
     Raises:
-        InputError: the folder is missing or empty, a mask is missing, two shapes differ, or a file is no plain array
-            of non-negative floats.
+        InputError: the folder is missing or empty, a mask is missing, two shapes differ, a file is no plain array, a
+            difference is outside [0, 1], or a mask holds more than 0 and 1.
 
     Memory: a block of 20 MB and 16 bytes per sample; the files are mapped and read three times.
     """
@@ -160,6 +163,11 @@ def _analyze_step(folder: Path, name: PairName, positions: _Positions) -> tuple[
             raise InputError(
                 f"{name.diff_path(folder).name}: expected |dp| >= 0, got {active.min()}. Save the absolute value."
             )
+        if active.size and active.max() > _LARGEST_DIFFERENCE:
+            raise InputError(
+                f"{name.diff_path(folder).name}: expected |dp| <= 1, a difference of two probabilities, got "
+                f"{active.max()}. These look like differences of log-probs: take exp() of both before subtracting."
+            )
         count[rows], total[rows] = use.sum(axis=1), values.sum(axis=1, dtype=np.float64)
         largest[rows] = np.where(use.any(axis=1), values.max(axis=1, initial=0), np.float32(np.nan))
         positions.add(values, use)
@@ -188,7 +196,15 @@ def _blocks(folder: Path, name: PairName) -> Iterator[tuple[slice, FloatArray, B
     height = max(1, _BLOCK_SLOTS // max(1, diff.shape[1]))
     for start in range(0, diff.shape[0], height):
         rows = slice(start, start + height)
-        yield rows, np.asarray(diff[rows], np.float32), np.asarray(mask[rows]) != 0
+        yield rows, np.asarray(diff[rows], np.float32), _as_bool(np.asarray(mask[rows]), name.mask_path(folder))
+
+
+def _as_bool(mask: NDArray[Any], path: Path) -> BoolArray:
+    wrong = mask[:0] if mask.dtype == np.bool_ else mask[(mask != 0) & (mask != 1)]
+    if wrong.size:
+        raise InputError(f"{path.name}: expected only 0 and 1, got {wrong[0]}; {wrong.size:,} such in a block of rows.")
+    valid: BoolArray = mask != 0
+    return valid
 
 
 def _valid_values(folder: Path, name: PairName) -> Iterator[FloatArray]:

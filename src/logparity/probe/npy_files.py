@@ -155,7 +155,7 @@ def open_pair(folder: Path, name: PairName) -> tuple[NDArray[Any], NDArray[Any]]
         name: which pair.
 
     Returns:
-        Differences (a float dtype) and mask (bool or integer), read-only ``[B, R]``.
+        Differences (a float dtype) and mask (bool, integer, or float), read-only ``[B, R]``.
 
     Raises:
         InputError: the mask is missing, a file is no plain array of the right kind, or the shapes differ.
@@ -165,7 +165,7 @@ def open_pair(folder: Path, name: PairName) -> tuple[NDArray[Any], NDArray[Any]]
         raise InputError(
             f"{diff_path.name}: expected its mask {mask_path.name} beside it, got none. It says which tokens are valid."
         )
-    diff, mask = _map(diff_path, "f", "floats"), _map(mask_path, "biu", "bools")
+    diff, mask = _map(diff_path, "f", "floats"), _map(mask_path, "biuf", "bools, or 0 and 1")
     if diff.shape != mask.shape:
         raise InputError(
             f"{diff_path.name} has shape {diff.shape}, {mask_path.name} has {mask.shape}: expected the same."

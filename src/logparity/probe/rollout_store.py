@@ -148,12 +148,31 @@ def read_rollouts(source: Path) -> Iterator[StoredRollout]:
         yield from _read_file(path)
 
 
-def _read_file(path: Path) -> Iterator[StoredRollout]:
+def is_rollouts(path: Path) -> bool:
+    """Whether a Parquet file says that `write_rollouts` wrote it, in whatever version.
+
+    Args:
+        path: the file.
+
+    Returns:
+        False for any other Parquet file.
+
+    Raises:
+        InputError: it is not a readable Parquet file.
+    """
+    with _open(path) as file:
+        return _VERSION_KEY in (file.schema_arrow.metadata or {})
+
+
+def _open(path: Path) -> pq.ParquetFile:
     try:
-        file = pq.ParquetFile(path)
+        return pq.ParquetFile(path)
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(f"{path.name}: expected a Parquet file, got an unreadable one ({error}).") from error
-    with file:
+
+
+def _read_file(path: Path) -> Iterator[StoredRollout]:
+    with _open(path) as file:
         found = (file.schema_arrow.metadata or {}).get(_VERSION_KEY)
         if found != str(SCHEMA_VERSION).encode():
             got = "none" if found is None else found.decode(errors="replace")
@@ -215,4 +234,4 @@ def _stored(row: dict[str, Any]) -> StoredRollout:
     )
 
 
-__all__ = ["SCHEMA", "SCHEMA_VERSION", "StoredRollout", "read_rollouts", "write_rollouts"]
+__all__ = ["SCHEMA", "SCHEMA_VERSION", "StoredRollout", "is_rollouts", "read_rollouts", "write_rollouts"]

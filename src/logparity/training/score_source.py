@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from logparity.errors import InputError
@@ -84,12 +85,16 @@ def _parquet_files(source: Path) -> list[Path]:
 
 
 def _read_rows(path: Path) -> Iterator[Sequence]:
-    with pq.ParquetFile(path) as file:
-        number = 0
-        for batch in file.iter_batches(batch_size=64):
-            for row in batch.to_pylist():
-                number += 1
-                yield _named(row, f"{path.name}, row {number}", number)
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=64):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield _named(row, f"{path.name}, row {number}", number)
+    except (pa.ArrowException, OSError) as error:
+        text = " ".join(str(error).split())
+        raise InputError(f"{path.name}: expected a readable Parquet file, got {text} after row {number}.") from error
 
 
 def _from_stored(stored: StoredRollout) -> Sequence:
@@ -144,7 +149,6 @@ def _from_object(row: Any, number: int) -> Sequence:
             f"unknown field {unknown[0]!r}: expected some of {', '.join(sorted(_FIELDS))}. Rename or drop it."
         )
     raw = _mode(row.get("log_prob_mode", LogProbMode.PROCESSED.value)) is LogProbMode.RAW
-    temperature = _temperature(row.get("temperature", 1.0))
     response = _ids(row["response_ids"], "response_ids")
     log_probs = row.get("rollout_log_probs")
     return Sequence(
@@ -152,7 +156,7 @@ def _from_object(row: Any, number: int) -> Sequence:
         prompt_ids=_ids(row["prompt_ids"], "prompt_ids"),
         response_ids=response,
         response_mask=_mask(row.get("response_mask", [1] * len(response))),
-        temperature=1.0 if raw else temperature,
+        temperature=1.0 if raw else _temperature(row.get("temperature", 1.0)),
         rollout_log_probs=None if log_probs is None else _log_probs(log_probs),
     )
 

@@ -78,6 +78,7 @@ def test_huge_numbers_are_shown_whole(
     assert main(["plan", "--tokens", tokens, "--vocab", "99999999", "--hidden", "4096", "--gpu", "a100-80gb"]) == 1
     shown = capsys.readouterr().out
     assert "\u2026" not in shown
+    assert "fits" in shown
     if len(tokens) == 12:
         logits_eib = 2 * (10**12 - 1) * 99999999 / 2**60
         assert f"{logits_eib:,.1f} EiB" in shown

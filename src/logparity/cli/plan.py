@@ -112,7 +112,7 @@ def _title(problem: Problem, room: int | None) -> str:
 
 def _table(plans: tuple[MemoryPlan, ...], room: int | None) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("way of computing", overflow="fold", min_width=24)
+    table.add_column("way of computing", overflow="fold", min_width=22)
     for name in ("rows", "logits", "on top", "sum"):
         table.add_column(name, justify="right", overflow="fold")
     if room is not None:

@@ -190,6 +190,35 @@ class TestGradientIntoLogits:
         with pytest.raises(InputError, match=r"Tanh.*keeps them for its own backward"):
             token_log_probs(logits, torch.tensor([1, 2, 3]), grad_into_logits=True)
 
+    @pytest.mark.parametrize("view", ["chunk", "split", "unbind", "narrow", "diagonal"])
+    def test_a_view_of_any_kind_does_not_hide_the_maker(self, view: str) -> None:
+        kept = torch.randn(2, 6, 129, requires_grad=True).exp().view(2, 2, 3, 129)
+        views = {
+            "chunk": lambda: kept.chunk(2, 1)[1],
+            "split": lambda: kept.view(12, 129).split([3, 9])[0],
+            "unbind": lambda: kept.unbind(0)[0],
+            "narrow": lambda: kept.transpose(0, 1).narrow(2, 0, 2),
+            "diagonal": lambda: kept.diagonal(0, 0, 1).permute(2, 0, 1),
+        }
+        logits = views[view]()
+        with pytest.raises(InputError, match=r"Exp.*keeps them for its own backward"):
+            token_log_probs(logits, torch.zeros(logits.shape[:-1], dtype=torch.int64), grad_into_logits=True)
+
+    def test_a_view_of_a_leaf_is_refused(self) -> None:
+        leaf = torch.randn(6, 129, requires_grad=True)
+        with pytest.raises(InputError, match="or a view of one"):
+            token_log_probs(leaf.view(2, 3, 129), torch.zeros(2, 3, dtype=torch.int64), grad_into_logits=True)
+
+    def test_views_of_plain_logits_are_fine(self) -> None:
+        leaf = random_rows(4, 129, torch.float32)[0].requires_grad_()
+        logits = (leaf * 1.0).view(2, 2, 129).split(1)[0]
+        scores = token_log_probs(logits, torch.tensor([[1, 2]]), grad_into_logits=True).log_probs
+        got = torch.autograd.grad(scores.sum(), leaf)[0]
+        expected = torch.autograd.grad(token_log_probs(leaf, torch.tensor([1, 2]), rows=[0, 1]).log_probs.sum(), leaf)[
+            0
+        ]
+        assert_same_bits(got, expected)
+
     def test_expanded_logits_are_refused(self) -> None:
         logits = torch.randn(1, 129, requires_grad=True).exp().neg().expand(3, 129)
         with pytest.raises(InputError, match="memory of their own"):

@@ -159,3 +159,14 @@ def test_weight_that_is_a_view_gives_the_same() -> None:
     assert not other.weight.is_contiguous()
     ours = linear_token_log_probs(other.hidden, other.weight, case.targets).log_probs
     assert torch.allclose(ours, linear_token_log_probs(case.hidden, case.weight, case.targets).log_probs, atol=1e-6)
+
+
+@pytest.mark.parametrize("offset", [0.0, 3000.0])
+def test_a_scale_costs_nothing_at_a_large_common_offset(offset: float) -> None:
+    case = random_head(32, 8, 1003)
+    bias = torch.full((1003,), offset)
+    logits = case.hidden.detach() @ case.weight.detach().T + bias  # the float32 numbers that are to be scored
+    eye, table = torch.eye(32), logits.T.contiguous()  # as a head whose products are exact
+    got = linear_token_log_probs(eye, table, case.targets, logit_scale=0.1).log_probs
+    exact = torch.log_softmax(logits.double() * 0.1, -1).gather(1, case.targets[:, None]).squeeze(1)
+    assert (got - exact).abs().max() <= 1e-6

@@ -53,11 +53,20 @@ def token_log_probs(
     edges are multiples of 1,024, for every number of shards (on CPU). Logits are never modified unless
     ``grad_into_logits`` says so.
 
+    **Tensor parallel.** With a ``shard``, one collective per call carries every rank's numbers, error, and a summary of
+    what it was asked for: an error on one rank, or arguments that differ between ranks, are raised on all of them. Only
+    ranks whose numbers of rows differ by more than their rounding to 64, or of which only some have a ``support`` or
+    ``impl="reference"``, cannot exchange at all: gloo ends the process then, NCCL hangs until its timeout.
+
+    A compiled model around this works with a graph break here; ``fullgraph=True``, ``torch.vmap``, and the transforms
+    of ``torch.func`` are not supported and raise.
+
     Args:
         logits: ``[T, V_local]`` or ``[.., V_local]``; bfloat16, float16, float32, or float64. A logit of -inf has
             probability 0. A row with NaN or +inf, or wholly -inf, scores NaN.
         targets: int64 global token ids in the shape of the leading axes (``[N]`` with ``rows``).
-        temperature: divides logits, in float32 after the row's maximum is taken off; a float > 0 or one per target.
+        temperature: divides logits, in float32 after the row's maximum is taken off; a number > 0, a 0-d tensor, or a
+            tensor with one per target.
         entropy: ``none``, ``value``, or ``grad`` (with a gradient through it).
         support: the sampler's ids per target; adds log-probs renormalised over them. Other results stay over the
             full vocabulary.
@@ -67,13 +76,14 @@ def token_log_probs(
             other rows get a gradient of exactly 0.
         ignore_index: targets with this id score 0 and get no gradient.
         logit_softcap: ``c * tanh(logits / c)`` before everything else (Gemma).
-        logit_scale: factor on the logits after the softcap (Granite, Cohere).
+        logit_scale: factor on the logits after the softcap (Granite, Cohere); applied with the temperature.
         chunk_size: upper bound on the rows held in full precision; ``auto`` fits them to a CPU's cache.
         grad_into_logits: let backward overwrite the logits with their gradient. One backward only; nobody else may
             need the logits after.
         grad_buffer: a tensor like the logits that backward writes the gradient to, whatever it held. One backward only.
         validate: check values (targets, rows, temperature, support): None on CPU only, since a check waits for the
-            device; True everywhere; False nowhere. Unchecked bad targets score NaN.
+            device; True everywhere; False nowhere. Unchecked bad targets score NaN, as does everything where another
+            rank failed on a GPU.
         impl: ``auto``, ``reference`` (float64, the specification), or ``chunked``.
 
     Returns:

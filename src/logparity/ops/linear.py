@@ -60,14 +60,16 @@ def linear_token_log_probs(
     The gradient of ``hidden`` comes out as this rank's *partial sum*, like that of any column-parallel layer: the
     backward of whatever copied the hidden states to all ranks sums it (Megatron's column-parallel linear does;
     otherwise wrap ``hidden`` in a function whose backward is an all-reduce). Gradients of ``weight`` and ``bias`` are
-    whole.
+    whole. Errors and arguments that differ between ranks are raised on all ranks, as by `token_log_probs`, which also
+    says what is not supported under ``torch.compile`` and ``torch.func``.
 
     Args:
         hidden: ``[T, H]`` or ``[.., H]``; bfloat16, float16, float32, or float64.
         weight: ``[V_local, H]`` in the dtype of ``hidden``; may be tied to the embedding.
         targets: int64 global token ids in the shape of the leading axes (``[N]`` with ``rows``).
         bias: ``[V_local]``; added in float32.
-        temperature: divides logits, in float32 after the row's maximum is taken off; a float > 0 or one per target.
+        temperature: divides logits, in float32 after the row's maximum is taken off; a number > 0, a 0-d tensor, or a
+            tensor with one per target.
         entropy: ``none``, ``value``, or ``grad`` (with a gradient through it).
         support: the sampler's ids per target; adds log-probs renormalised over them.
         shard: the columns this rank holds; None where it holds all.
@@ -76,14 +78,15 @@ def linear_token_log_probs(
             to; only these are multiplied, the others get a gradient of exactly 0.
         ignore_index: targets with this id score 0 and get no gradient.
         logit_softcap: ``c * tanh(logits / c)`` before everything else (Gemma).
-        logit_scale: factor on the logits after the softcap (Granite, Cohere).
+        logit_scale: factor on the logits after the softcap (Granite, Cohere); applied with the temperature.
         chunk_size: rows multiplied at a time; ``auto`` takes 1,024. Their tile is held in ``logits_dtype``, and a
             slice of it, 1 MiB, in full precision.
         logits_dtype: dtype of a tile of logits; None for that of ``hidden``, whose rounding is that of a plain output
             layer (0.01 nats in bfloat16). ``torch.float32`` keeps the sums as they are accumulated: float32 accuracy
             from bfloat16 weights. On CPU that makes the products several times slower.
         validate: check values (targets, rows, temperature, support): None on CPU only, since a check waits for the
-            device; True everywhere; False nowhere. Unchecked bad targets score NaN.
+            device; True everywhere; False nowhere. Unchecked bad targets score NaN, as does everything where another
+            rank failed on a GPU.
         impl: ``auto``, ``reference`` (float64, the specification), or ``chunked``.
 
     Returns:

@@ -73,7 +73,7 @@ def local_statistics(logits: Tensor, scoring: Scoring, grid: BlockGrid) -> Local
 def shaped_elements(
     view: RowView, scoring: Scoring, rows: Tensor, ids: Tensor, grid: BlockGrid, dtype: torch.dtype
 ) -> Tensor:
-    """Softcapped and scaled logits of single elements, float64; NaN where the id is not among the owned columns."""
+    """Softcapped logits of single elements, float64; NaN where the id is not among the owned columns."""
     owned = (ids >= grid.start) & (ids < grid.stop)
     if not grid.owned:
         return torch.full(ids.shape, torch.nan, dtype=torch.float64, device=ids.device)

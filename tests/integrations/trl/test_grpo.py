@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import trl
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from logparity.integrations import trl as ours
 from logparity.integrations.trl import with_probe
 from logparity.models.smollm2 import prepare_smollm2
 from logparity.probe import ProbeConfig, analyze_folder
@@ -151,3 +154,7 @@ def test_off_leaves_the_trainer_as_it_was() -> None:
     """Disabled, the subclass adds no key and writes no file."""
     probed = with_probe(trl.GRPOTrainer, ProbeConfig())
     assert probed.__mro__[2] is trl.GRPOTrainer
+
+
+def test_it_is_the_wheel_that_is_tested() -> None:
+    assert Path(ours.__file__).is_relative_to(sys.prefix)

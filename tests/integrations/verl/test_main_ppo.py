@@ -83,7 +83,7 @@ def main_ppo(root: Path, *extra: str, **environment: str) -> Run:
     }  # fmt: skip
     command = [sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", *overrides(root, model), *extra]
     done = subprocess.run(
-        command, env={**os.environ, **settings, **environment}, cwd=root, capture_output=True, text=True, timeout=280
+        command, env={**os.environ, **settings, **environment}, cwd=root, capture_output=True, text=True, timeout=840
     )
     output = done.stdout + done.stderr
     assert done.returncode == 0, output[-4000:]
@@ -130,3 +130,38 @@ def test_off_leaves_verls_output_as_it_was(tmp_path: Path) -> None:
     assert [set(step.metrics) for step in absent.steps] == [set(step.metrics) for step in unloaded.steps]
     assert "logparity" not in absent.output.replace(str(ROOT), "")
     assert not absent.files.exists()
+
+
+def test_sub_steps_stay_apart_and_padding_rows_out(tmp_path: Path) -> None:
+    """V1 with two sub-steps a step, each of 4 sequences that verl pads to 6: a mini-batch is 3 prompts x 2."""
+    actor = "actor_rollout_ref.actor"
+    uneven = [f"{actor}.ppo_mini_batch_size=3", f"{actor}.ppo_micro_batch_size_per_gpu=2"]
+    uneven.append("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2")
+    run = main_ppo(tmp_path, "trainer.use_v1=True", "+trainer.v1.sync.parameter_sync_step=2", *uneven, *on(tmp_path))
+    names = sorted(path.name for path in run.files.glob("prob_diff_step_*.npy"))
+    assert names == [f"prob_diff_step_{step}{sub}.npy" for step in (1, 2) for sub in ("", "_sub1")]
+    logged = [step for step in run.steps if "mismatch/k3" in step.metrics]
+    assert [step.step for step in logged] == [1, 2]
+    for step in logged:
+        found = []
+        for sub, prefix in (("", ""), ("_sub1", "sub1")):
+            diff, mask = (np.load(run.files / f"prob_{kind}_step_{step.step}{sub}.npy") for kind in ("diff", "mask"))
+            assert len(diff) == SAMPLES // 2  # not the 6 rows that verl computed
+            keys = json.loads((run.files / f"prob_diff_step_{step.step}{sub}.keys.json").read_text())["keys"]
+            assert not any(key.startswith("pad") for key in keys)
+            found += keys
+            name = f"mismatch/{prefix}/tokens" if prefix else "mismatch/tokens"
+            assert step.metrics[name] == mask.sum()
+            cell = f"training/rollout_probs_diff/{f'{prefix}_' if prefix else ''}s0_p0000"
+            assert step.metrics[cell] == pytest.approx(float(diff[0, 0]))
+        assert len(set(found)) == SAMPLES
+
+
+def test_a_probe_broken_on_purpose_does_not_stop_the_run_and_says_so(tmp_path: Path) -> None:
+    run = main_ppo(tmp_path, "trainer.use_v1=True", *on(tmp_path), VERL_USE_EXTERNAL_MODULES="cpu_host,broken_probe")
+    assert "ZeroDivisionError" in run.output
+    assert "training goes on" in run.output
+    trained = [step for step in run.steps if "training/rollout_probs_diff_mean" in step.metrics]
+    assert [step.step for step in trained] == [1, 2]
+    assert [step.metrics["probe/failed_batches"] for step in trained] == [1, 2]
+    assert not any(name.startswith("mismatch/") for step in trained for name in step.metrics)

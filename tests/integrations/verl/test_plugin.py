@@ -31,7 +31,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
 
@@ -48,6 +48,10 @@ def batch(rows: int = 4, width: int = 8, seed: int = 0) -> DataProto:
         "responses": torch.zeros(rows, width, dtype=torch.long),
     }
     return DataProto.from_dict(tensors=tensors)
+
+
+def test_it_is_the_wheel_that_is_tested() -> None:
+    assert Path(ours.__file__).is_relative_to(sys.prefix)
 
 
 @settings(max_examples=60, deadline=None)

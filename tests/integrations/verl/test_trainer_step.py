@@ -166,4 +166,4 @@ def test_ray_workers_load_the_plugin(cluster) -> None:
 
         return hasattr(metrics.calculate_debug_metrics, "wrapped_by_logparity")
 
-    assert ray.get(probe.remote(), timeout=60)
+    assert ray.get(probe.remote(), timeout=300)

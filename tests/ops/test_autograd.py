@@ -265,3 +265,19 @@ class TestGradientBuffer:
             token_log_probs(logits, torch.arange(5), grad_buffer=logits)
         with pytest.raises(InputError, match="one place"):
             token_log_probs(logits, torch.arange(5), grad_buffer=torch.empty(5, 129), grad_into_logits=True)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda score: torch.compile(score, backend="eager", fullgraph=True),
+        lambda score: lambda x: torch.vmap(score)(x.expand(2, 3, 129)),
+        lambda score: torch.func.grad(lambda x: score(x).sum()),
+    ],
+    ids=["fullgraph", "vmap", "torch.func"],
+)
+def test_transforms_that_are_not_supported_raise(transform: Any) -> None:
+    """They never return a wrong number: torch itself refuses."""
+    score = transform(lambda x: token_log_probs(x, torch.tensor([1, 2, 3])).log_probs)
+    with pytest.raises(Exception, match=r"torch.compiler.disable|vmap|functorch"):
+        score(torch.randn(3, 129))

@@ -75,7 +75,7 @@ def find_others(shard: VocabShard | None, columns: int, *given: Tensor) -> tuple
 def _expected_targets(source: Tensor, targets: Tensor, rows: Tensor | Sequence[int] | None) -> int:
     if rows is None and isinstance(source, Tensor) and source.dim():
         return source.shape[:-1].numel()
-    return targets.numel() if isinstance(targets, Tensor) else 0
+    return next((each.numel() for each in (targets, rows) if isinstance(each, Tensor)), 0)
 
 
 def axis_size(tensor: Tensor, axis: int) -> int:

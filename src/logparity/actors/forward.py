@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from logparity.layout.padded import PaddedBatch
 from logparity.losses.base import EntropyMode, LogitPrecision
 from logparity.ops import token_log_probs
+from logparity.parallel.vocab import VocabShard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +34,7 @@ def response_log_probs(
     precision: LogitPrecision = LogitPrecision.MODEL,
     head_options: Mapping[str, float] | None = None,
     recompute: bool = False,
+    shard: VocabShard | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs, and entropy on request, of a padded batch's response tokens.
 
@@ -44,6 +46,7 @@ def response_log_probs(
         precision: precision of the logits; ``FP32`` upcasts all of a slice's rows at once.
         head_options: ``logit_softcap`` and ``logit_scale`` of the model family.
         recompute: project a slice's rows again in the backward instead of keeping its logits.
+        shard: the vocabulary's columns that this rank's LM head computes; None for all.
 
     Returns:
         float32 ``[N]`` log-probs in nats, and float32 ``[N]`` entropy in nats or None.
@@ -63,6 +66,7 @@ def response_log_probs(
             targets,
             temperature=temperature,
             entropy=entropy.value,
+            shard=shard,
             grad_into_logits=torch.is_grad_enabled() and logits.requires_grad,
             **(head_options or {}),
         )

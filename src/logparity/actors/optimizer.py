@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from logparity.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,39 +80,45 @@ class MasterOptimizer:
         matrices = [w for w in weights.values() if w.ndim >= 2]
         vectors = [w for w in weights.values() if w.ndim < 2]
         groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        self._adamw = torch.optim.AdamW(
+        self.adamw = torch.optim.AdamW(
             [g for g in groups if g["params"]], lr=config.lr, betas=config.betas, eps=config.eps, fused=True
         )
 
     def step(self) -> StepResult:
         """Clip and apply the gradients; a step with a non-finite gradient norm changes nothing."""
-        grads = [w.grad for w in self._weights.values() if w.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads)
+        norm = self._norm()
         lr = self._config.lr_at(self.steps)
         if not torch.isfinite(norm):
             return StepResult(float(norm), lr, self._first_bad())
         if self._config.max_grad_norm:
             torch.nn.utils.clip_grads_with_norm_(self._weights.values(), self._config.max_grad_norm, norm)
-        for group in self._adamw.param_groups:
+        for group in self.adamw.param_groups:
             group["lr"] = lr
-        self._adamw.step()
+        self.adamw.step()
         self.steps += 1
         return StepResult(float(norm), lr)
 
     def state_dict(self) -> dict[str, Any]:
         """Moments and step count, as tensors and plain numbers."""
-        return {"adamw": self._adamw.state_dict(), "steps": self.steps}
+        return {"adamw": self.adamw.state_dict(), "steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
-        self._adamw.load_state_dict(state["adamw"])
+        self.adamw.load_state_dict(state["adamw"])
         self.steps = int(state["steps"])
 
+    def _norm(self) -> Tensor:
+        """Global L2 norm of the gradients."""
+        return torch.nn.utils.get_total_norm([w.grad for w in self._weights.values() if w.grad is not None])
+
+    def _bad(self) -> list[bool]:
+        """For each weight, whether its gradient is not finite."""
+        grads = [weight.grad for weight in self._weights.values()]
+        return [grad is not None and not bool(torch.isfinite(grad).all()) for grad in grads]
+
     def _first_bad(self) -> str:
-        for name, weight in self._weights.items():
-            if weight.grad is not None and not bool(torch.isfinite(weight.grad).all()):
-                return name
-        return "none: every gradient is finite, their norm overflows"
+        bad = (name for name, is_bad in zip(self._weights, self._bad(), strict=True) if is_bad)
+        return next(bad, "none: every gradient is finite, their norm overflows")
 
 
 __all__ = ["MasterOptimizer", "OptimizerConfig", "StepResult"]

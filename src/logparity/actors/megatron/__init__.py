@@ -23,9 +23,9 @@ with warnings.catch_warnings():
     from logparity.actors.megatron.critic import MegatronCritic
     from logparity.actors.megatron.forward import forward_only
     from logparity.actors.megatron.groups import ParallelGroups, ParallelSizes, initialize_groups, release_groups
-    from logparity.actors.megatron.microbatch import MicroBatchSize
     from logparity.actors.megatron.optimizer import DecayConfig
     from logparity.actors.megatron.scoring import compute_log_prob, compute_values
+    from logparity.actors.sharing import MicroBatchSize
 
 __all__ = [
     "DecayConfig",

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from logparity.actors.megatron.attention import PlannedPacking, plan_attention, split_row
-from logparity.actors.megatron.microbatch import MicroBatchSize, plan_micro_batches
+from logparity.actors.sharing import MicroBatchSize, plan_micro_batches
 from logparity.errors import InputError
 from logparity.layout.context_parallel import ContextLayout, ContextSplit
 from logparity.layout.packed import PackedBatch, pack_sequences

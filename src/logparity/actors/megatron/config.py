@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from logparity.actors.megatron.microbatch import MicroBatchSize
 from logparity.actors.megatron.optimizer import DecayConfig
+from logparity.actors.sharing import MicroBatchSize
 from logparity.errors import InputError
 
 _DTYPES = ("bfloat16", "float16", "float32")

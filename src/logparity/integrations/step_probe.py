@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from logparity.probe.config import ProbeConfig
 from logparity.probe.monitor import Probe
 from logparity.probe.pairs import TokenPairs
 
 Result = TypeVar("Result")
+
+LATE_FROM: Final = 1 << 19
+"""Token slots of a step from which it is measured on a thread: fewer take less than 50 ms of a core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +35,10 @@ class HostBatch:
 class StepProbe:
     """Compares each step of a host as one unit, and returns its metrics in the same call.
 
-    A host logs a step's metrics when the step ends, so nothing is put off to a thread. Outside ``config.strict``
-    nothing is raised: what goes wrong is said once in the log, counted in ``probe/failed_batches``, and training goes
-    on.
+    A host logs a step's metrics when the step ends, so nothing is put off to a thread, unless the first step has more
+    than `LATE_FROM` token slots: then the host waits for a copy only, metrics come with the next step's, and
+    ``probe/metrics_step`` and ``probe/steps_late`` say so. Outside ``config.strict`` nothing is raised: what goes wrong
+    is said once in the log, counted in ``probe/failed_batches``, and training goes on.
 
     Args:
         config: what to do.
@@ -43,7 +47,7 @@ class StepProbe:
 
     def __init__(self, config: ProbeConfig, logger: logging.Logger) -> None:
         self.config = config
-        self._probe = Probe(replace(config, background=False))
+        self._probe: Probe | None = None
         self._logger = logger
         self._failed = 0
         self._said: set[str] = set()
@@ -64,6 +68,8 @@ class StepProbe:
             Exception: in strict mode, whatever went wrong.
         """
         metrics = self.guard(lambda: self._compare(batch(), step, sub_step), f"batch of step {step}") or {}
+        if "probe/steps_late" in metrics:  # they are of another sub-step, too
+            sub_step = int(metrics.get("probe/metrics_sub_step", 0))
         if self._failed:
             metrics["probe/failed_batches"] = float(self._failed)
         return metrics if not sub_step else {_within(name, sub_step): value for name, value in metrics.items()}
@@ -92,7 +98,8 @@ class StepProbe:
         pairs = batch.pairs
         if pairs.mask_name == "attention_mask":
             self.say("mask", "no response_mask, attention_mask serves: tokens that a tool wrote count as the policy's")
-        self._probe.observe(
+        probe = self._probe_for(pairs)
+        metrics = probe.observe(
             step=step,
             sub_step=sub_step,
             rollout_log_probs=pairs.rollout_log_probs,
@@ -102,7 +109,22 @@ class StepProbe:
             entropy=batch.entropy,
             keys=pairs.keys,
         )
-        return self._probe.flush()
+        if not probe.config.background:
+            return probe.flush()
+        probe.complete()
+        return metrics
+
+    def _probe_for(self, pairs: TokenPairs) -> Probe:
+        if self._probe is None:
+            late = pairs.mask.size > LATE_FROM and not self.config.strict
+            self._probe = Probe(replace(self.config, background=late))
+            if late:
+                self._logger.info(
+                    "logparity: %d token slots a step are measured on a thread: metrics come one step later, and "
+                    "probe/metrics_step says whose they are.",
+                    pairs.mask.size,
+                )
+        return self._probe
 
 
 def _within(name: str, sub_step: int) -> str:

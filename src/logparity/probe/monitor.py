@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import queue
@@ -144,6 +145,20 @@ class Probe:
         ready = self._ready(None)
         self._raise_alarms()
         return ready
+
+    def complete(self) -> None:
+        """Complete the open unit and wait for nothing: a later call returns its metrics."""
+        if not self.config.enabled or os.getpid() != self._pid:
+            return
+        if self._thread is not None:
+            with contextlib.suppress(queue.Full):  # then the next unit completes this one
+                self._queue.put_nowait(_Job(None, 0, None))
+            return
+        try:
+            if self._pipeline is not None:
+                self._pipeline.finish()
+        except Exception as error:
+            self._fail(error, None)
 
     def close(self) -> None:
         """Complete the open unit, write it, and stop the thread; safe to call twice."""

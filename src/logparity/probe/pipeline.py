@@ -94,7 +94,10 @@ class Pipeline:
         self.begun.extend(begun)
         if self.unwritten:
             values["probe/unwritten_units"] = float(self.unwritten)
-        self.completed.append(_finite({**self._grid, **values, "probe/metrics_step": float(unit.step)}))
+        values["probe/metrics_step"] = float(unit.step)
+        if unit.sub_step:
+            values["probe/metrics_sub_step"] = float(unit.sub_step)
+        self.completed.append(_finite({**self._grid, **values}))
 
     def close(self) -> None:
         """Complete the open unit and let the folder go."""

@@ -11,13 +11,15 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from logparity.actors import Actor, HFActor
-from logparity.actors.fsdp import FSDPActor
+from logparity.actors.fsdp import FSDPActor, open_mesh
+from logparity.actors.fsdp.weights import whole_tensor
 from logparity.errors import InputError, LogparityError
 from logparity.losses import PolicyObjective
 from logparity.losses.base import Denominators, Metrics, TokenTensors
 from logparity.records import TrainingBatch
 from tests.support.megatron_truth import OBJECTIVE, OPTIMIZER, Truth, compute_truth, largest_gap, mean_gap
 from tests.support.spawn import spawn
+from tests.support.tiny_families import save_family
 from tests.support.tiny_models import save_tiny_gpt2
 
 pytestmark = pytest.mark.distributed
@@ -115,7 +117,7 @@ def spy(actor: FSDPActor) -> dict[str, torch.Tensor]:
         if not seen:
             for name, part in actor._weights.parts.items():
                 assert part.grad is not None
-                seen[name] = actor._weights.as_whole(name, part.grad).full_tensor().clone()
+                seen[name] = whole_tensor(actor._weights.as_whole(name, part.grad)).clone()
         return step()
 
     actor._optimizer.step = look  # type: ignore[method-assign]
@@ -267,3 +269,97 @@ def test_a_bad_gradient_on_one_rank_stops_every_rank(found: list[Found]) -> None
         assert rank.skipped["actor/skipped_steps"] == 1
         assert "model.layers.1.mlp.up_proj.weight" in rank.skip_warning
         assert rank.unchanged
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What a rank was told that shares matrices with the other."""
+
+    scores: Any
+    half_scores: Any
+    metrics: dict[str, float]
+    gradients: dict[str, torch.Tensor]
+    weights: dict[str, torch.Tensor]
+    resumed: list[dict[str, float]]
+    uninterrupted: list[dict[str, float]]
+    loaded_as_shards: bool
+    refusals: list[str]
+
+
+def run_tensor_parallel(rank: int, size: int, truth: Truth, refused_folders: list[Path], root: Path) -> Shared:
+    mesh = open_mesh(size, "cpu")
+
+    def build(dtype: str = "float32", **settings: Any) -> FSDPActor:
+        return FSDPActor(truth.folder, OBJECTIVE, OPTIMIZER, dtype=dtype, **settings)
+
+    thrift = {"micro_batch_tokens": BUDGET, "recompute_loss": True, "gradient_checkpointing": True}
+    actor = build(mesh=mesh, **thrift)
+    scores = actor.score(truth.batch.tokens, entropy=True)
+    gradients = spy(actor)
+    metrics = dict(actor.train_step(truth.batch))
+    weights = {name: w.clone() for name, w in actor.export_weights()}
+    if rank == 0:
+        root.mkdir()
+    torch.distributed.barrier()
+    actor.save_checkpoint(root)
+    uninterrupted = [dict(actor.train_step(truth.batch)) for _ in range(2)]
+    again = build(mesh=mesh, **thrift)
+    again.load_checkpoint(root)
+    resumed = [dict(again.train_step(truth.batch)) for _ in range(2)]
+    shards = build()
+    shards.load_checkpoint(root)
+    return Shared(
+        scores=scores,
+        half_scores=build("bfloat16", mesh=mesh).score(truth.batch.tokens),
+        metrics=metrics,
+        gradients=gradients,
+        weights=weights,
+        resumed=resumed,
+        uninterrupted=uninterrupted,
+        loaded_as_shards=all(torch.equal(weights[name], w) for name, w in shards.export_weights()),
+        refusals=[refused(lambda folder=folder: FSDPActor(folder, mesh=mesh)) for folder in refused_folders]
+        + [refused(lambda: open_mesh(3, "cpu"))],
+    )
+
+
+@pytest.fixture(scope="module", params=["tied", "qwen3"])
+def shared_truth(request: pytest.FixtureRequest, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Truth:
+    if request.param == "tied":
+        return compute_truth(tiny_folder)  # 259 columns, which two ranks do not share evenly
+    return compute_truth(save_family(tmp_path_factory.mktemp("qwen3") / "model", "qwen3"))
+
+
+@pytest.fixture(scope="module")
+def shared(shared_truth: Truth, tmp_path_factory: pytest.TempPathFactory) -> list[Shared]:
+    root = tmp_path_factory.mktemp("tensor")
+    others = [save_tiny_gpt2(root / "gpt2"), save_family(root / "moe", "qwen3_moe")]
+    return spawn(run_tensor_parallel, 2, shared_truth, others, root / "checkpoint")
+
+
+def test_tensor_parallel_ranks_compute_what_one_process_does(shared: list[Shared], shared_truth: Truth) -> None:
+    for rank in shared:
+        assert largest_gap(rank.scores.log_probs, shared_truth.scores.log_probs) < 1e-5
+        assert largest_gap(rank.scores.entropy, shared_truth.scores.entropy) < 1e-5
+        for name, value in shared_truth.metrics.items():
+            assert rank.metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+        for name, gradient in shared_truth.gradients.items():
+            assert float((rank.gradients[name] - gradient).abs().max()) <= 1e-5 * float(gradient.abs().max()), name
+        for name, weight in shared_truth.weights.items():
+            torch.testing.assert_close(rank.weights[name], weight, rtol=0, atol=1e-6)
+    budget = mean_gap(shared_truth.half_scores.log_probs, shared_truth.scores.log_probs)
+    assert mean_gap(shared[0].half_scores.log_probs, shared_truth.scores.log_probs) < 1.6 * budget
+    assert largest_gap(shared[0].scores.log_probs, shared[1].scores.log_probs) == 0
+
+
+def test_tensor_parallel_ranks_resume_and_load_as_shards(shared: list[Shared]) -> None:
+    for rank in shared:
+        assert rank.loaded_as_shards
+        assert rank.resumed == rank.uninterrupted
+
+
+def test_models_that_do_not_divide_are_refused(shared: list[Shared]) -> None:
+    for rank in shared:
+        gpt2, experts, ranks = rank.refusals
+        assert "gpt2, since it has no tensor-parallel plan" in gpt2
+        assert "qwen3_moe, since its plan has moe_tp_experts" in experts
+        assert "divides the 2 ranks, got 3" in ranks

@@ -14,10 +14,11 @@ from tests.training.test_megatron_loop import FP32, read, torchrun
 pytestmark = pytest.mark.distributed
 
 
-def test_two_ranks_give_the_metrics_of_one_process_and_resume(tiny_config: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_two_ranks_give_the_metrics_of_one_process_and_resume(tiny_config: Path, tmp_path: Path, tensor: int) -> None:
     one, two = tmp_path / "run", tmp_path / "two"
     assert main(["train", str(tiny_config), *FP32, "--run.steps", "2"]) == 0
-    spread = [*FP32, "--run.folder", str(two), "--actor.backend", "fsdp"]
+    spread = [*FP32, "--run.folder", str(two), "--actor.backend", "fsdp", "--actor.fsdp.tensor", str(tensor)]
     for flags in (["--run.steps", "1"], ["--run.steps", "2", "--resume"]):
         result = torchrun(2, str(tiny_config), *spread, *flags)
         assert result.returncode == 0, result.stderr[-3000:]

@@ -133,6 +133,13 @@ class MegatronSection(Section):
     """Sequences lie one after another rather than padded to the longest."""
 
 
+class FSDPSection(Section):
+    """How a Transformers actor is spread over the processes that torchrun started; what is left is data parallel."""
+
+    tensor: Positive = 1
+    """Neighbouring ranks that share every matrix and the vocabulary, where the model family has a plan for it."""
+
+
 class ActorConfig(Section):
     """The trainer's side."""
 
@@ -150,6 +157,8 @@ class ActorConfig(Section):
     """Equal parts that a step's samples are cut into, one optimiser step each."""
     epochs: Positive = 1
     """Passes over a step's samples."""
+    fsdp: FSDPSection = FSDPSection()
+    """Parallel sizes of the fsdp backend."""
     megatron: MegatronSection = MegatronSection()
     """Parallel sizes of the megatron backend."""
 

@@ -53,12 +53,13 @@ def _transformers(config: TrainConfig, folder: Path) -> tuple[Actor, Critic | No
 
 
 def _fsdp(config: TrainConfig, folder: Path) -> tuple[Actor, Critic | None]:
-    from logparity.actors.fsdp import FSDPActor
+    from logparity.actors.fsdp import FSDPActor, open_mesh
 
     actor = FSDPActor(
         folder,
         objective_of(config.algorithm, config.rollout.max_new_tokens),
         _optimizer(config, config.optimizer.learning_rate),
+        mesh=open_mesh(config.actor.fsdp.tensor),
         dtype=config.actor.dtype,
         micro_batch_tokens=config.actor.micro_batch_tokens,
         gradient_checkpointing=config.actor.gradient_checkpointing,

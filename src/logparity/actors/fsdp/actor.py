@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from logparity.actors.denominators import step_denominators
 from logparity.actors.fsdp.checkpoint import load_checkpoint, save_checkpoint
 from logparity.actors.fsdp.collect import collect_metrics, collect_tokens, raise_together
-from logparity.actors.fsdp.mesh import DATA, mesh_device, open_mesh
+from logparity.actors.fsdp.mesh import DATA, TENSOR, mesh_device, open_mesh
 from logparity.actors.fsdp.model import ShardedModel
 from logparity.actors.fsdp.optimizer import ShardedOptimizer
 from logparity.actors.fsdp.weights import ShardedWeights
@@ -89,13 +89,13 @@ class FSDPActor:
         self._device, self._group = mesh_device(mesh), mesh[DATA].get_group()
         self._model = ShardedModel(model_folder, mesh, self._dtype, trained=True, recompute=gradient_checkpointing)
         self._reference = ShardedModel(model_folder, mesh, self._dtype, trained=False) if reference else None
-        self._weights = ShardedWeights(self._model.model)
+        self._weights = ShardedWeights(self._model.model, mesh[TENSOR], self._model.summed)
         self._optimizer = ShardedOptimizer(
             self._weights.parts,
             optimizer or OptimizerConfig(),
-            [self._group],
+            [mesh[DATA].get_group(), mesh[TENSOR].get_group()],
             self._device,
-            frozenset(self._weights.parts),
+            self._weights.counted(),
         )
 
     @property

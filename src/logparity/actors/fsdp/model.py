@@ -11,10 +11,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from logparity.actors.forward import response_log_probs
-from logparity.actors.fsdp.mesh import DATA
+from logparity.actors.fsdp.mesh import DATA, TENSOR
+from logparity.actors.fsdp.tensor_parallel import share_matrices, summed_weights
 from logparity.layout.padded import PaddedBatch
 from logparity.losses.base import EntropyMode, LogitPrecision
 from logparity.models.loading import head_options, load_causal_lm, recompute_layers
+from logparity.parallel.vocab import VocabShard
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,11 +30,13 @@ class Scorer(nn.Module):
 
     Args:
         model: the causal language model.
+        shard: the vocabulary's columns that its LM head computes here; None for all.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, shard: VocabShard | None = None) -> None:
         super().__init__()
         self.model = model
+        self._shard = shard
         self._head_options = head_options(model.config)
 
     def forward(
@@ -52,6 +56,7 @@ class Scorer(nn.Module):
             precision=precision,
             head_options=self._head_options,
             recompute=recompute,
+            shard=self._shard,
         )
 
 
@@ -80,7 +85,12 @@ class ShardedModel:
         self.model.requires_grad_(trained)
         if recompute:
             recompute_layers(self.model)
-        self._scorer = Scorer(self.model)
+        self.summed: frozenset[str] = frozenset()
+        shard = None
+        if mesh[TENSOR].size() > 1:
+            self.summed = summed_weights(self.model)
+            shard = share_matrices(self.model, mesh[TENSOR])
+        self._scorer = Scorer(self.model, shard)
         # Inputs keep their dtype, as in one process: the temperature and the rotary angles are float32 on purpose.
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
         for layer in decoder_layers(self.model):

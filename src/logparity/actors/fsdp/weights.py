@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
 
+from logparity.actors.fsdp.mesh import TENSOR
 from logparity.models.weights import named_weights
 
 
@@ -18,18 +21,27 @@ class ShardedWeights:
 
     Args:
         model: sharded by FSDP2.
+        tensor: the ranks that share matrices with this one.
+        summed: names of weights whose gradient is to be summed over them.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, tensor: DeviceMesh, summed: frozenset[str]) -> None:
+        self._model, self._tensor, self._summed = model, tensor, summed
         self.whole = {name: p for name, p in named_weights(model) if isinstance(p, DTensor)}
         self.parts = {name: nn.Parameter(_local(p)) for name, p in self.whole.items()}
 
     def take_gradients(self) -> None:
-        """Hand the summed gradients of the model's parameters to the parts."""
+        """Hand the gradients of the model's parameters, summed over data-parallel ranks, to the parts."""
         for name, parameter in self.whole.items():
             grad = parameter.grad
             self.parts[name].grad = _local(grad) if isinstance(grad, DTensor) else None
+            if name in self._summed:
+                dist.all_reduce(self.parts[name].grad, group=self._tensor.get_group())
+
+    def counted(self) -> frozenset[str]:
+        """Names of the parts that no earlier rank holds as well: over all ranks, each element counts once."""
+        copies = self._tensor.get_local_rank() > 0
+        return frozenset(name for name, p in self.whole.items() if not copies or TENSOR in _names(p))
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
@@ -62,7 +74,8 @@ class ShardedWeights:
         for name, tensor in named_weights(self._model):
             if isinstance(tensor, DTensor):
                 # Cast before the gather: half the bytes travel.
-                yield name, _whole(tensor.to(dtype))
+                cast: DTensor = tensor.to(dtype)  # type: ignore[assignment]
+                yield name, whole_tensor(cast)
             else:
                 yield name, tensor.detach()
 
@@ -73,9 +86,15 @@ def _local(tensor: DTensor) -> Tensor:
     return part.detach()
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    assert isinstance(tensor, DTensor)
-    return tensor.full_tensor()
+def _names(tensor: DTensor) -> tuple[str, ...]:
+    return tensor.device_mesh.mesh_dim_names or ()
 
 
-__all__ = ["ShardedWeights"]
+def whole_tensor(tensor: DTensor) -> Tensor:
+    """All of a sharded tensor, on every rank: gathered over data-parallel ranks, then over tensor-parallel ones."""
+    # One mesh axis at a time, the inner cut first: left to itself, DTensor does the same and warns of it.
+    inner = tensor.redistribute(placements=[Replicate(), *tensor.placements[1:]])
+    return inner.full_tensor()
+
+
+__all__ = ["ShardedWeights", "whole_tensor"]

@@ -1,12 +1,21 @@
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-# Spawned processes inherit it: the first compiled cross-entropy of Megatron-Core would cost each of them 10 s.
-os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+
+@pytest.fixture(scope="module", autouse=True)
+def without_compilation() -> Iterator[None]:
+    """Here and in the processes spawned from here, and nowhere else.
+
+    The first compiled cross-entropy of Megatron-Core would cost each process 10 s.
+    """
+    with pytest.MonkeyPatch.context() as patch, torch._dynamo.config.patch(disable=True):
+        patch.setenv("TORCHDYNAMO_DISABLE", "1")
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,12 @@ from logparity.actors.base import Actor, Critic
 
 if TYPE_CHECKING:
     from logparity.actors.critic import HFCritic
+    from logparity.actors.fsdp import FSDPActor
     from logparity.actors.hf import HFActor
     from logparity.actors.optimizer import OptimizerConfig
 
 _LAZY = {
+    "FSDPActor": "logparity.actors.fsdp",
     "HFActor": "logparity.actors.hf",
     "HFCritic": "logparity.actors.critic",
     "OptimizerConfig": "logparity.actors.optimizer",
@@ -27,4 +29,4 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_LAZY[name]), name)
 
 
-__all__ = ["Actor", "Critic", "HFActor", "HFCritic", "OptimizerConfig"]
+__all__ = ["Actor", "Critic", "FSDPActor", "HFActor", "HFCritic", "OptimizerConfig"]

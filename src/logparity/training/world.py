@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -94,7 +95,13 @@ def open_world(backend: str) -> Iterator[World]:
     try:
         yield ManyProcesses()
     finally:
-        dist.destroy_process_group()
+        _leave()
+
+
+def _leave() -> None:
+    """End the process group, and with it its threads: one that outlives the interpreter aborts the process."""
+    gc.collect()  # an actor's modules and meshes refer to each other, and to the groups
+    dist.destroy_process_group()
 
 
 def _join() -> None:

@@ -26,10 +26,10 @@ SLAB_BLOCKS: Final = 32768
 TILE_COLUMNS: Final = 4096
 """Columns of a tile of logits made from hidden states: whole blocks, wide enough for a fast matrix product."""
 
-TILE_ROWS: Final = 1024
+TILE_ROWS: Final = 2048
 """Default rows of such a tile."""
 
-TILE_SLICE_BYTES: Final = MIB
+TILE_SLICE_BYTES: Final = 4 * MIB
 """What the full-precision scratches take together at most that a tile passes through, slice by slice."""
 
 

@@ -52,8 +52,10 @@ class TerminalView:
         if first_step > steps:
             self._console.print(f"run folder {folder}: all {steps} steps are taken; set run.steps to go on")
             return
-        self._console.print(f"run folder {folder}, steps {first_step} to {steps}")
-        self._console.print("  step " + " ".join(f"{name:>9}" for name, _, _ in _COLUMNS) + "   seconds")
+        self._console.print(f"run folder {folder}, steps {first_step} to {steps}", soft_wrap=True)
+        self._console.print(
+            "  step " + " ".join(f"{name:>9}" for name, _, _ in _COLUMNS) + "   seconds", soft_wrap=True
+        )
 
     def stage(self, step: int, name: str, done: int, total: int) -> None:
         """Move the bar."""
@@ -67,8 +69,10 @@ class TerminalView:
         """Print a finished step as one line."""
         cells = (f"{metrics[key]:{spec}}" if key in metrics else "-" for _, key, spec in _COLUMNS)
         seconds = sum(value for key, value in metrics.items() if key.startswith("timing_s/"))
-        self._console.print(f"{step:>6} " + " ".join(f"{cell:>9}" for cell in cells) + f" {seconds:>9.1f}")
+        self._console.print(
+            f"{step:>6} " + " ".join(f"{cell:>9}" for cell in cells) + f" {seconds:>9.1f}", soft_wrap=True
+        )
 
     def message(self, text: str) -> None:
         """Print a line above the bar."""
-        self._console.print(text)
+        self._console.print(text, soft_wrap=True)

@@ -70,7 +70,7 @@ def run_without_torch(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_probe_report_and_cli_work_without_torch() -> None:
-    result = run_without_torch("import logparity.probe, logparity.report, logparity.cli, logparity.diagnose")
+    result = run_without_torch("import logparity.probe, logparity.report, logparity.cli")
     assert result.returncode == 0, result.stderr
     result = run_without_torch("from logparity.cli import main; raise SystemExit(main(['train', 'nowhere.toml']))")
     assert result.returncode == 2

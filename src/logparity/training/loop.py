@@ -55,7 +55,7 @@ def _run(config: TrainConfig, world: World, existing: Existing, view: View) -> b
     try:
         last_step = _restore(run, parts)
         hand_over_weights(parts)
-        with _trackers(config, world, run, last_step) as trackers:
+        with _trackers(config, resolved, world, run, last_step) as trackers:
             view.start(run.root, last_step + 1, config.run.steps)
             finished = _take_steps(config, world, run, parts, trackers, view, last_step)
     finally:
@@ -73,11 +73,12 @@ def _check(config: TrainConfig, resolved: dict[str, Any], existing: Existing) ->
 
 
 @contextmanager
-def _trackers(config: TrainConfig, world: World, run: RunFolder, last_step: int) -> Iterator[Trackers]:
+def _trackers(
+    config: TrainConfig, resolved: dict[str, Any], world: World, run: RunFolder, last_step: int
+) -> Iterator[Trackers]:
     """The driver's trackers; other ranks have none."""
     trackers = Trackers([])
     if world.is_driver:
-        resolved = config.model_dump(mode="json")
         trackers = open_trackers(config.tracking, run.root, run.metrics, last_step, resolved)
         _note_start(run, last_step)
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 
 from logparity import __version__
 from logparity.errors import RunFolderError
+from logparity.probe.atomic import atomic_file
 
 _MARK = "logparity_version"
 
@@ -110,7 +110,8 @@ def open_run_folder(root: Path, config: dict[str, Any], existing: Existing) -> R
         for folder in (root, run.rollouts, run.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
         marked = {_MARK: __version__, **config}
-        write_atomically(run.config, json.dumps(marked, indent=2, sort_keys=True) + "\n")
+        with atomic_file(run.config) as file:
+            file.write((json.dumps(marked, indent=2, sort_keys=True) + "\n").encode())
     except OSError as error:
         raise _cannot_write(root, error) from None
     return run
@@ -126,24 +127,6 @@ def restore_replaced(run: RunFolder) -> None:
     if run.replaced.exists():
         shutil.rmtree(run.root)
         run.replaced.rename(run.root)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old content or the new one, never a part.
-
-    Args:
-        path: the file.
-        text: its new content, written as UTF-8.
-    """
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with scratch.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def _require_permission(run: RunFolder, earlier: dict[str, Any], config: dict[str, Any], existing: Existing) -> None:
@@ -166,7 +149,8 @@ def _require_writable(root: Path) -> None:
     made = [folder for folder in (root, *root.parents) if not folder.exists()]
     try:
         root.mkdir(parents=True, exist_ok=True)
-        write_atomically(root / ".writable", "")
+        with atomic_file(root / ".writable"):
+            pass
         (root / ".writable").unlink()
     except OSError as error:
         raise _cannot_write(root, error) from None

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from logparity.errors import MissingDependencyError
+from logparity.probe.atomic import atomic_file
 from logparity.training.config import TrackingConfig
-from logparity.training.run_folder import write_atomically
 
 
 class Tracker(Protocol):
@@ -36,7 +36,8 @@ class JsonlTracker:
 
     def __init__(self, path: Path, last_step: int = 0) -> None:
         kept = [line for line in _lines(path) if _step_of(line) <= last_step]
-        write_atomically(path, "".join(line + "\n" for line in kept))
+        with atomic_file(path) as file:
+            file.write("".join(line + "\n" for line in kept).encode())
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

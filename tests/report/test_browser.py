@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,9 +14,10 @@ from logparity.report import write_report
 from tests.support.run_folders import HOSTILE, make_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+REQUIRED = os.environ.get("LOGPARITY_REQUIRE_BROWSER") == "1"  # CI: a missing browser is a failure, not a skip
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium on the PATH"),
+    pytest.mark.skipif(CHROMIUM is None and not REQUIRED, reason="needs a Chromium on the PATH"),
 ]
 
 
